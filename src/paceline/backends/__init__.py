@@ -1,0 +1,1 @@
+"""What touches the hardware: the operations of a decoder on one device."""

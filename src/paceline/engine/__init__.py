@@ -1,0 +1,1 @@
+"""The scheduler, the step and the public engine."""

@@ -1,0 +1,1 @@
+"""The decoder and the runner that feeds it ragged batches."""

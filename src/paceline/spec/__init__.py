@@ -1,0 +1,1 @@
+"""Proposers, the horizon and the verifier."""

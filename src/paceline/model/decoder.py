@@ -1,0 +1,107 @@
+"""One decoder for Llama, Mistral, Qwen2 and Qwen3: the families differ in flags of ModelConfig, not in code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.backends.base import Backend, Linear
+from paceline.backends.kv_store import KVStore
+from paceline.backends.metadata import AttentionMetadata
+from paceline.model.config import ModelConfig
+from paceline.model.rope import rope_table
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights of one transformer block, products that share an input fused into one."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """Maps token ids at positions to hidden states, and hidden states to logits.
+
+    ``weights`` holds the tensors of ``expected_weights(config)`` and is emptied as they are taken over, so that no
+    weight is held twice for long. ``num_positions`` bounds the positions that will be asked for.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: dict[str, Tensor], backend: Backend, *, num_positions: int
+    ) -> None:
+        self.config = config
+        self._backend = backend
+        self._cos, self._sin = rope_table(config, num_positions, device=backend.device)
+        self._cos, self._sin = self._cos.to(backend.dtype), self._sin.to(backend.dtype)
+        self._embedding = weights.pop("model.embed_tokens.weight")
+        self._layers = [self._take_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
+        self._norm = weights.pop("model.norm.weight")
+        head = self._embedding if config.has_tied_embeddings else weights.pop("lm_head.weight")
+        self._head = backend.prepare_linear(head, None)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, store: KVStore, metadata: AttentionMetadata) -> Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to ``store``."""
+        ops, eps = self._backend, self.config.rms_norm_eps
+        cos, sin = self._cos[positions], self._sin[positions]
+        hidden = ops.embedding(token_ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            normed = ops.rms_norm(hidden, layer.attention_norm, eps)
+            hidden = hidden + self._attend(index, layer, normed, cos, sin, store, metadata)
+            normed = ops.rms_norm(hidden, layer.mlp_norm, eps)
+            hidden = hidden + layer.down(ops.silu_gate(layer.gate_up(normed)))
+        return ops.rms_norm(hidden, self._norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of some rows of hidden states, [num_rows, vocab_size]."""
+        return self._head(hidden)
+
+    def _attend(
+        self,
+        index: int,
+        layer: _Layer,
+        normed: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        store: KVStore,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        ops, config = self._backend, self.config
+        num_tokens = normed.shape[0]
+        heads = layer.qkv(normed).view(num_tokens, -1, config.head_dim)
+        k_start, v_start = config.num_heads, config.num_heads + config.num_kv_heads
+        q, k, v = heads[:, :k_start], heads[:, k_start:v_start], heads[:, v_start:]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q, k = ops.rope(q, cos, sin), ops.rope(k, cos, sin)
+        ops.write_kv(store, index, k, v, metadata)
+        return layer.output(ops.attention(q, store, index, metadata, config.sliding_windows[index]))
+
+    def _take_layer(self, weights: dict[str, Tensor], prefix: str) -> _Layer:
+        def fused(*names: str) -> Linear:
+            parts = [weights.pop(f"{prefix}{name}.weight") for name in names]
+            biases = [weights.pop(f"{prefix}{name}.bias", None) for name in names]
+            present = [bias for bias in biases if bias is not None]
+            return self._backend.prepare_linear(
+                parts[0] if len(parts) == 1 else torch.cat(parts), torch.cat(present) if present else None
+            )
+
+        return _Layer(
+            attention_norm=weights.pop(f"{prefix}input_layernorm.weight"),
+            qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            q_norm=weights.pop(f"{prefix}self_attn.q_norm.weight", None),
+            k_norm=weights.pop(f"{prefix}self_attn.k_norm.weight", None),
+            output=fused("self_attn.o_proj"),
+            mlp_norm=weights.pop(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
+            down=fused("mlp.down_proj"),
+        )

@@ -1,0 +1,1 @@
+"""Logits to tokens: distributions, penalties, draws and the rules that verify drafts."""

@@ -1,0 +1,41 @@
+"""The ``paceline`` command: parse, call, print. Errors of the user become one line and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from paceline.cli import chat, env, pull, run, theory, verify
+from paceline.errors import PacelineError
+
+app = typer.Typer(
+    name="paceline",
+    help="Low-latency LLM inference for coding agents: the same text, sooner.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run.run)
+app.command("chat")(chat.chat)
+app.command("pull")(pull.pull_model)
+app.command("verify")(verify.verify)
+app.command("theory")(theory.theory)
+app.command("env")(env.show_env)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader went away (`paceline run ... | head`): not an error, but Python must not flush into the void.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

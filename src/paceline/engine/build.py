@@ -1,0 +1,205 @@
+"""Assembles an engine: checkpoint, backend, cache sized to a budget, proposers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.backends.base import Backend
+from paceline.backends.kv_store import KVStore
+from paceline.backends.select import select_backend
+from paceline.cache.manager import KVCacheManager
+from paceline.config import EngineConfig
+from paceline.engine.core import EngineCore
+from paceline.engine.scheduler import Scheduler
+from paceline.errors import CacheCapacityError, DraftMismatchError, InvalidParameterError
+from paceline.loader.catalog import CATALOG
+from paceline.loader.load import Checkpoint, load_checkpoint
+from paceline.loader.resolve import resolve_source
+from paceline.loader.tokenizer import Tokenizer
+from paceline.model.config import ModelConfig
+from paceline.model.decoder import Decoder
+from paceline.model.runner import ModelRunner
+from paceline.spec.chain import ProposerChain
+from paceline.spec.draft_model import DraftModelProposer
+from paceline.spec.prediction import PredictionProposer
+from paceline.spec.proposer import Proposer
+from paceline.spec.suffix import SuffixProposer
+from paceline.spec.verifier import Verifier
+
+# Without a budget of its own the KV cache takes room for this many full contexts, or this share of memory if less.
+_DEFAULT_CONTEXTS = 4
+_MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine runs, for reports."""
+
+    model: str
+    draft: str | None
+    backend: str
+    device: str
+    dtype: str
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_bytes: int
+    drafters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AssembledEngine:
+    """The parts the public engine is made of."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    info: EngineInfo
+
+
+def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) -> AssembledEngine:
+    """Load everything and connect it.
+
+    Raises:
+        ModelNotFoundError, ModelFormatError, ChecksumError: the model or the draft cannot be loaded.
+        DraftMismatchError: the draft speaks another vocabulary.
+        BackendUnavailableError: the backend, device or dtype is not there.
+        CacheCapacityError: the memory budget does not hold one context of the length asked for.
+    """
+    _set_threads(config)
+    backend = select_backend(config.runtime)
+    target = load_checkpoint(resolve_source(str(model)), dtype=backend.dtype, device=backend.device)
+    drafter: Checkpoint | None = None
+    if draft == "auto":
+        draft = CATALOG[str(model)].draft if str(model) in CATALOG else None
+    if draft is not None:
+        drafter = load_checkpoint(resolve_source(str(draft)), dtype=backend.dtype, device=backend.device)
+        check_same_vocabulary(target.tokenizer, drafter.tokenizer, drafter.name)
+
+    block_size = config.cache.block_size
+    models = [target.config] if drafter is None else [target.config, drafter.config]
+    bytes_per_block = block_size * sum(_bytes_per_token(shape, backend) for shape in models)
+    num_blocks, max_model_len = _size_cache(config, target.config.context_length, bytes_per_block, backend.device)
+
+    cache = KVCacheManager(num_blocks, block_size, enable_prefix_cache=config.cache.enable_prefix_cache)
+    runner = _make_runner(target, backend, num_blocks, block_size, max_model_len)
+    proposers: list[Proposer] = [PredictionProposer(), SuffixProposer()]
+    if drafter is not None:
+        draft_context = min(drafter.config.context_length, max_model_len)
+        proposers.append(
+            DraftModelProposer(
+                _make_runner(drafter, backend, num_blocks, block_size, draft_context),
+                cache,
+                context_length=draft_context,
+                vocab_limit=target.tokenizer.vocab_size,
+                end_token_ids=target.tokenizer.eos_token_ids,
+            )
+        )
+    chain = ProposerChain(proposers)
+    core = EngineCore(
+        scheduler=Scheduler(config.scheduler, cache),
+        cache=cache,
+        runner=runner,
+        proposer=chain,
+        verifier=Verifier(vocab_limit=target.tokenizer.vocab_size),
+        block_size=block_size,
+        num_blocks=num_blocks,
+    )
+    info = EngineInfo(
+        model=target.name,
+        draft=drafter.name if drafter is not None else None,
+        backend=backend.name,
+        device=str(backend.device),
+        dtype=str(backend.dtype).removeprefix("torch."),
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * bytes_per_block,
+        drafters=tuple(chain.sources),
+    )
+    return AssembledEngine(core, target.tokenizer, info)
+
+
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, draft_name: str) -> None:
+    """A draft's token ids must mean the same strings; trailing padding rows of either matrix do not matter.
+
+    Raises:
+        DraftMismatchError: names the first id at which the two differ.
+    """
+    for token_id in range(min(target.vocab_size, draft.vocab_size)):
+        ours, theirs = target.token_string(token_id), draft.token_string(token_id)
+        if ours != theirs:
+            raise DraftMismatchError(
+                f"draft {draft_name} has another vocabulary: token {token_id} is {theirs!r} there and {ours!r} in the "
+                "target; use a draft of the same model family"
+            )
+
+
+def _make_runner(
+    checkpoint: Checkpoint, backend: Backend, num_blocks: int, block_size: int, num_positions: int
+) -> ModelRunner:
+    shape = checkpoint.config
+    decoder = Decoder(shape, checkpoint.weights, backend, num_positions=num_positions)
+    store = KVStore(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=backend.dtype,
+        device=backend.device,
+    )
+    return ModelRunner(decoder, store, block_size=block_size, device=backend.device)
+
+
+def _bytes_per_token(shape: ModelConfig, backend: Backend) -> int:
+    return KVStore.bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, backend.dtype)
+
+
+def _size_cache(
+    config: EngineConfig, context_length: int, bytes_per_block: int, device: torch.device
+) -> tuple[int, int]:
+    """Number of blocks and the longest context they allow."""
+    block_size = config.cache.block_size
+    asked_length = config.scheduler.max_model_len
+    if asked_length is not None and asked_length > context_length:
+        raise InvalidParameterError(
+            f"max_model_len {asked_length} is more than the model's context of {context_length} tokens; lower it"
+        )
+    length = asked_length or context_length
+    budget = config.cache.kv_memory_bytes
+    blocks_per_context = -(-length // block_size)
+    if budget is None:
+        affordable = int(_MEMORY_SHARE * _memory_bytes(device)) // bytes_per_block
+        num_contexts = min(_DEFAULT_CONTEXTS, config.scheduler.max_num_seqs)
+        num_blocks = min(num_contexts * blocks_per_context, affordable)
+    else:
+        num_blocks = budget // bytes_per_block
+    if num_blocks >= blocks_per_context:
+        return num_blocks, length
+    if asked_length is None and budget is None and num_blocks > 0:
+        return num_blocks, num_blocks * block_size  # the model's full context is more than this machine affords
+    raise CacheCapacityError(
+        f"a context of {length} tokens needs {blocks_per_context * bytes_per_block / 2**20:.0f} MiB of KV cache, but "
+        f"the budget holds {num_blocks * block_size} tokens; raise kv_memory_bytes or lower max_model_len"
+    )
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _set_threads(config: EngineConfig) -> None:
+    """Threads are the process's, not the engine's: set only when the caller or the environment names a number."""
+    num_threads = config.runtime.num_threads
+    if num_threads is None and (text := os.environ.get("PACELINE_NUM_THREADS")):
+        if not text.isdecimal() or int(text) < 1:
+            raise InvalidParameterError(f"PACELINE_NUM_THREADS must be a whole number of 1 or more, got {text!r}")
+        num_threads = int(text)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)

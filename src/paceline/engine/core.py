@@ -1,0 +1,263 @@
+"""The step: schedule, propose, run, verify, update. Everything else in the package serves these five verbs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.cache.manager import KVCacheManager
+from paceline.engine.events import Listener, StepEvent
+from paceline.engine.output import Delta, Output
+from paceline.engine.plan import Plan
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.text import TextStream
+from paceline.engine.tracker import RequestTracker
+from paceline.model.runner import ModelRunner, SequenceInput
+from paceline.records import TokenLogprob, Verdict
+from paceline.request import FinishReason, Request
+from paceline.sampling.penalties import TokenHistory
+from paceline.spec.horizon import Horizon
+from paceline.spec.proposer import NO_DRAFT, Draft, Proposer
+from paceline.spec.verifier import Verifier, VerifyItem
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the engine keeps beside a request: text, history for penalties, coins, horizon, measurements."""
+
+    request: Request
+    text: TextStream
+    horizon: Horizon
+    history: TokenHistory
+    generator: torch.Generator
+    tracker: RequestTracker
+    end_token_ids: frozenset[int]
+    draft: Draft = NO_DRAFT  # of the step in progress
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    new_token_ids: list[int] = field(default_factory=list)
+
+
+class EngineCore:
+    """Advances all requests one step at a time. Not thread-safe: its owner serialises calls."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        cache: KVCacheManager,
+        runner: ModelRunner,
+        proposer: Proposer,
+        verifier: Verifier,
+        block_size: int,
+        num_blocks: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.cache = cache
+        self.listeners: list[Listener] = []
+        self._runner = runner
+        self._proposer = proposer
+        self._verifier = verifier
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._states: dict[str, RequestState] = {}
+        self._num_steps = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._states
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request; see :meth:`Scheduler.add` for what it raises."""
+        self.scheduler.add(state.request)
+        self._states[state.request.request_id] = state
+
+    def step(self) -> dict[str, Delta]:
+        """Run one step; the new text of each request that got any, by request id."""
+        clock = _StepClock()
+        plan = self.scheduler.schedule(self._choose_horizon)
+        drafts = self._propose(plan)
+        clock.drafted()
+        logits = self._run(plan, drafts)
+        clock.ran()
+        verdicts = self._verify(plan, drafts, logits)
+        self.scheduler.update(plan, verdicts, self._emit)
+        return self._report(plan, verdicts, clock)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request wherever it is; unknown and finished ones are ignored."""
+        state = self._states.get(request_id)
+        if state is not None and not state.request.is_finished:
+            self.scheduler.finish(state.request, "cancelled")
+            self._forget(state)
+
+    def _choose_horizon(self, request: Request) -> int:
+        return self._states[request.request_id].horizon.choose()
+
+    def _propose(self, plan: Plan) -> list[Draft]:
+        """One draft per sampled request, empty where the horizon is 0."""
+        drafts = [NO_DRAFT] * len(plan.sampled)
+        asked = [index for index, item in enumerate(plan.sampled) if item.horizon > 0]
+        if asked:
+            items = [plan.sampled[index] for index in asked]
+            proposed = self._proposer.propose([item.request for item in items], [item.horizon for item in items])
+            for index, draft in zip(asked, proposed, strict=True):
+                drafts[index] = draft
+        for item, draft in zip(plan.sampled, drafts, strict=True):
+            self._states[item.request.request_id].draft = draft
+        return drafts
+
+    def _run(self, plan: Plan, drafts: Sequence[Draft]) -> Tensor:
+        """One ragged forward pass: prefill chunks and drafts side by side. Logits [rows that are verified, vocab]."""
+        pending = iter(drafts)
+        inputs = []
+        for item in plan.scheduled:
+            request = item.request
+            start = request.num_computed_tokens
+            token_ids: Sequence[int] = request.token_ids[start : start + item.num_new_tokens]
+            num_logits = 0
+            if item.is_sampled:
+                draft = next(pending)
+                token_ids = [*token_ids, *draft.token_ids]
+                num_logits = 1 + len(draft.token_ids)
+            inputs.append(SequenceInput(token_ids, start, item.block_ids, num_logits))
+        return self._runner.run(inputs)
+
+    def _verify(self, plan: Plan, drafts: Sequence[Draft], logits: Tensor) -> list[Verdict]:
+        items = []
+        row = 0
+        for item, draft in zip(plan.sampled, drafts, strict=True):
+            state = self._states[item.request.request_id]
+            end = row + 1 + len(draft.token_ids)
+            items.append(
+                VerifyItem(
+                    params=item.request.params,
+                    history=state.history,
+                    draft=draft,
+                    generator=state.generator,
+                    first_position=item.request.num_tokens,
+                    end_token_ids=state.end_token_ids,
+                    rows=slice(row, end),
+                )
+            )
+            row = end
+        return self._verifier.verify(items, logits)
+
+    def _emit(self, request: Request, verdict: Verdict) -> FinishReason | None:
+        """Append a verdict's tokens one by one until one of them ends the request; the rest is dropped."""
+        state, params = self._states[request.request_id], request.params
+        reason: FinishReason | None = None
+        for index, token_id in enumerate(verdict.token_ids):
+            request.token_ids.append(token_id)
+            state.new_token_ids.append(token_id)
+            if verdict.logprobs is not None:
+                state.logprobs.append(verdict.logprobs[index])
+            origin = state.draft.source if index < verdict.num_accepted else verdict.final_token
+            may_stop = request.num_output_tokens >= params.min_tokens
+            is_end = may_stop and token_id in state.end_token_ids
+            is_silent = is_end and not params.include_stop_str_in_output
+            if is_end or state.text.push(token_id, origin, may_stop=may_stop):
+                reason = "stop"
+            elif request.num_tokens >= request.max_total_tokens:
+                reason = "length"
+            if reason is not None:
+                if is_end and not is_silent:
+                    state.text.push(token_id, origin, may_stop=False)
+                state.text.close(origin)
+                break
+        state.history.append(state.new_token_ids)
+        state.horizon.observe(verdict.num_drafted, verdict.num_accepted)
+        self._proposer.observe(request, verdict)
+        return reason
+
+    def _report(self, plan: Plan, verdicts: Sequence[Verdict], clock: _StepClock) -> dict[str, Delta]:
+        """Record the step and hand out what is new; a finished request is forgotten."""
+        self._num_steps += 1
+        num_rows = sum(item.num_new_tokens for item in plan.scheduled) + sum(v.num_drafted for v in verdicts)
+        outcome = iter(verdicts)
+        deltas: dict[str, Delta] = {}
+        for item in plan.scheduled:
+            state = self._states[item.request.request_id]
+            num_blocks = len(item.block_ids)
+            state.tracker.record_cache(num_blocks=num_blocks, block_size=self._block_size)
+            if not item.is_sampled:
+                continue
+            verdict = next(outcome)
+            event = StepEvent(
+                request_id=item.request.request_id,
+                step=self._num_steps,
+                horizon=item.horizon,
+                num_drafted=verdict.num_drafted,
+                num_accepted=verdict.num_accepted,
+                final_token=verdict.final_token,
+                source=state.draft.source,
+                num_rows=num_rows,
+                num_blocks=num_blocks,
+                draft_ms=clock.draft_ms,
+                forward_ms=clock.forward_ms,
+                step_ms=clock.step_ms,
+            )
+            state.tracker.record_tokens(len(state.new_token_ids), event)
+            for listener in self.listeners:
+                listener(event)
+            deltas[item.request.request_id] = self._delta(state)
+        return deltas
+
+    def _delta(self, state: RequestState) -> Delta:
+        pieces = state.text.drain()
+        token_ids, state.new_token_ids = state.new_token_ids, []
+        output = None
+        if state.request.is_finished:
+            output = self._output(state)
+            self._forget(state)
+        return Delta("".join(piece.text for piece in pieces), pieces, token_ids, output)
+
+    def _output(self, state: RequestState) -> Output:
+        request, tracker = state.request, state.tracker
+        assert request.finish_reason is not None
+        return Output(
+            text=state.text.text,
+            token_ids=request.output_token_ids,
+            finish_reason=request.finish_reason,
+            usage=tracker.usage(),
+            timing=tracker.timing(),
+            speculation=tracker.speculation(),
+            kv=tracker.kv(block_size=self._block_size, num_blocks=self._num_blocks),
+            logprobs=state.logprobs if request.params.logprobs is not None else None,
+        )
+
+    def _forget(self, state: RequestState) -> None:
+        del self._states[state.request.request_id]
+        self._proposer.release(state.request.request_id)
+
+
+class _StepClock:
+    """Where a step's time goes."""
+
+    def __init__(self) -> None:
+        self._started = self._drafted = self._ran = time.perf_counter()
+
+    def drafted(self) -> None:
+        """Proposing is done."""
+        self._drafted = self._ran = time.perf_counter()
+
+    def ran(self) -> None:
+        """The target's forward pass is done."""
+        self._ran = time.perf_counter()
+
+    @property
+    def draft_ms(self) -> float:
+        """Scheduling and proposing."""
+        return (self._drafted - self._started) * 1e3
+
+    @property
+    def forward_ms(self) -> float:
+        """The target's forward pass."""
+        return (self._ran - self._drafted) * 1e3
+
+    @property
+    def step_ms(self) -> float:
+        """From the start to now."""
+        return (time.perf_counter() - self._started) * 1e3

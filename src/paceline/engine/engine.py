@@ -1,0 +1,251 @@
+"""The public engine: text or messages in, text out; one thread at a time inside."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.config import EngineConfig
+from paceline.engine.build import EngineInfo, assemble
+from paceline.engine.core import EngineCore, RequestState
+from paceline.engine.events import Listener
+from paceline.engine.output import Delta, Output
+from paceline.engine.session import Session
+from paceline.engine.text import TextStream
+from paceline.engine.tracker import RequestTracker
+from paceline.errors import ContextLengthError, InvalidPromptError
+from paceline.loader.chat import ChatTemplate
+from paceline.loader.tokenizer import IncrementalDetokenizer
+from paceline.request import Request, SamplingParams, Speculation
+from paceline.sampling.penalties import TokenHistory, require_valid_bias
+from paceline.spec.horizon import make_horizon
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+class Engine:
+    """A model ready to generate, with speculation.
+
+    ``model`` is a catalog name, a hub id, a Hugging Face folder or a .gguf file. ``draft`` names a draft model the
+    same way; "auto" takes the one the catalog pairs with the model, None uses none. ``options`` are the fields of
+    :mod:`paceline.config`'s sections, for example ``block_size=16, dtype="fp32", max_model_len=4096``.
+
+    Calls from several threads are served in turn, step by step. Use as a context manager or call :meth:`close`.
+
+    Raises:
+        PacelineError: a subclass that says what cannot be loaded, and what to do.
+    """
+
+    def __init__(self, model: str | Path, *, draft: str | Path | None = "auto", **options: Any) -> None:
+        self.config = EngineConfig.from_options(options)
+        parts = assemble(model, draft, self.config)
+        self.core: EngineCore = parts.core
+        self.tokenizer = parts.tokenizer
+        self.info: EngineInfo = parts.info
+        self._chat: ChatTemplate | None = None  # compiled at first use: a base model may have none
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._inboxes: dict[str, list[Delta]] = {}
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is running."""
+        with self._lock:
+            for request_id in list(self._inboxes):
+                self.cancel(request_id)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Have ``listener`` called with a StepEvent for each request of each step, on the stepping thread."""
+        self.core.listeners.append(listener)
+
+    def render(self, messages: Sequence[Message], **template_options: Any) -> str:
+        """The model's chat template applied to messages, ready for the assistant's turn.
+
+        Raises:
+            ChatTemplateError: the model has no template, or the template rejects the messages.
+        """
+        if self._chat is None:
+            tokenizer = self.tokenizer
+            self._chat = ChatTemplate(
+                tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
+            )
+        return self._chat.render(messages, **template_options)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+        prediction: str | None = None,
+        session: Session | None = None,
+    ) -> Output:
+        """Generate to the end; see :meth:`stream`."""
+        output: Output | None = None
+        for delta in self.stream(prompt, params, speculation=speculation, prediction=prediction, session=session):
+            output = delta.output
+        assert output is not None, "a stream ends with its output"
+        return output
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+        prediction: str | None = None,
+        session: Session | None = None,
+    ) -> Iterator[Delta]:
+        """Generate piece by piece; the last delta carries the Output. Abandoning the iterator cancels the request.
+
+        ``prompt`` is raw text, a list of chat messages, or token ids. ``prediction`` is text the answer is expected to
+        repeat; it is only ever a draft. With ``session``, what was verified stays referenced for its next turn.
+
+        Raises:
+            InvalidPromptError, ContextLengthError, ChatTemplateError: the prompt cannot be served.
+            CacheCapacityError: the request could never fit the KV cache.
+        """
+        request_id = self.submit(prompt, params, speculation=speculation, prediction=prediction, session=session)
+        return self._follow(request_id)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+        prediction: str | None = None,
+        session: Session | None = None,
+    ) -> str:
+        """Queue a request and return its id; :meth:`step` advances it, :meth:`take` collects its deltas."""
+        params = params or SamplingParams()
+        token_ids = self._tokenize(prompt)
+        number = next(self._numbers)
+        request = Request(
+            request_id=f"request-{number}",
+            prompt_token_ids=token_ids,
+            params=params,
+            speculation=speculation or self.config.speculation,
+            max_total_tokens=self._max_total_tokens(len(token_ids), params),
+            prediction_token_ids=self.tokenizer.encode(prediction) if prediction else (),
+            session_id=session.session_id if session is not None else None,
+            arrival=number,
+        )
+        with self._lock:
+            self.core.add(self._state(request))
+            self._inboxes[request.request_id] = []
+        return request.request_id
+
+    def step(self) -> bool:
+        """Advance every request by one step; False when there was nothing to do."""
+        with self._lock:
+            if not self.core.scheduler.has_work:
+                return False
+            for request_id, delta in self.core.step().items():
+                self._inboxes[request_id].append(delta)
+            return True
+
+    def take(self, request_id: str) -> list[Delta]:
+        """The deltas of a request not collected yet; none for one that was cancelled.
+
+        After the delta that carries the output the request is forgotten.
+        """
+        with self._lock:
+            deltas = self._inboxes.pop(request_id, [])
+            if request_id in self.core:
+                self._inboxes[request_id] = []
+            return deltas
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request and free its blocks; a finished or unknown id is ignored."""
+        with self._lock:
+            self.core.cancel(request_id)
+            self._inboxes.pop(request_id, None)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget everything computed for earlier prompts, for a cold start."""
+        with self._lock:
+            self.core.cache.reset_prefix_cache()
+
+    def session(self, messages: Sequence[Message] = ()) -> Session:
+        """A conversation whose prefix stays in the cache between turns; ``messages`` opens it."""
+        return Session(self, messages)
+
+    def fork_session(self, session_id: str, new_session_id: str) -> None:
+        """Let a second session reference the first one's prefix."""
+        with self._lock:
+            self.core.scheduler.fork_session(session_id, new_session_id)
+
+    def release_session(self, session_id: str) -> None:
+        """Let the cache reuse a session's blocks; they stay findable until then."""
+        with self._lock:
+            self.core.scheduler.release_session(session_id)
+
+    def _follow(self, request_id: str) -> Iterator[Delta]:
+        try:
+            while True:
+                for delta in self.take(request_id):
+                    yield delta
+                    if delta.output is not None:
+                        return
+                self.step()
+        finally:
+            self.cancel(request_id)
+
+    def _tokenize(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt, add_special_tokens=True)
+        elif prompt and isinstance(prompt[0], Mapping):
+            token_ids = self.tokenizer.encode(self.render(prompt))  # type: ignore[arg-type]
+        else:
+            token_ids = list(prompt)  # type: ignore[arg-type]
+        if not token_ids:
+            raise InvalidPromptError("the prompt is empty; give at least one token of text")
+        for token_id in token_ids:
+            if not 0 <= token_id < self.tokenizer.vocab_size:
+                raise InvalidPromptError(
+                    f"token id {token_id} is outside the vocabulary of {self.tokenizer.vocab_size} tokens"
+                )
+        return token_ids
+
+    def _max_total_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        limit = self.info.max_model_len
+        if num_prompt_tokens >= limit:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens and the context holds {limit}, answer included; "
+                "shorten the prompt or choose a model with a longer context"
+            )
+        if params.max_tokens is None:
+            return limit
+        return min(limit, num_prompt_tokens + params.max_tokens)
+
+    def _state(self, request: Request) -> RequestState:
+        params = request.params
+        require_valid_bias(params, self.tokenizer.vocab_size)
+        generator = torch.Generator()
+        generator.seed()
+        ends = frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids
+        return RequestState(
+            request=request,
+            text=TextStream(
+                IncrementalDetokenizer(self.tokenizer),
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+            ),
+            horizon=make_horizon(request.speculation),
+            history=TokenHistory(request.prompt_token_ids),
+            generator=generator,
+            tracker=RequestTracker(request),
+            end_token_ids=ends | frozenset(params.stop_token_ids),
+        )

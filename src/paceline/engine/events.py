@@ -1,0 +1,39 @@
+"""One record per request and step: what was drafted, what became of it, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.records import FinalToken
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """What one step did for one request.
+
+    Attributes:
+        step: number of the engine's step.
+        horizon: how many tokens might have been drafted; num_drafted is how many were.
+        source: the proposer of the drafts, or "none".
+        final_token: whether the step's last token was recovered after a rejection or a bonus.
+        num_rows: rows of the target's forward pass, over all requests.
+        num_blocks: blocks the request holds.
+        draft_ms, forward_ms, step_ms: time of proposing, of the target's forward pass, and of the whole step.
+    """
+
+    request_id: str
+    step: int
+    horizon: int
+    num_drafted: int
+    num_accepted: int
+    final_token: FinalToken
+    source: str
+    num_rows: int
+    num_blocks: int
+    draft_ms: float
+    forward_ms: float
+    step_ms: float
+
+
+Listener = Callable[[StepEvent], None]

@@ -1,0 +1,211 @@
+"""Who runs in a step, with how many tokens, on which blocks.
+
+There is no prefill and no decode phase: a request's ``num_computed_tokens`` catches up with its tokens plus drafts, as
+far as the token budget reaches (law 1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from paceline.cache.manager import KVCacheManager
+from paceline.cache.pool import OutOfBlocksError
+from paceline.config import SchedulerConfig
+from paceline.engine.plan import Plan, ScheduledRequest
+from paceline.errors import CacheCapacityError
+from paceline.records import Verdict
+from paceline.request import FinishReason, Request, RequestStatus
+
+
+class Scheduler:
+    """Admits, advances, preempts and finishes requests. Owns no tensor and no text."""
+
+    def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
+        self._config = config
+        self._cache = cache
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._sessions: dict[str, None] = {}  # sessions that keep a prefix referenced, least recently used first
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request is waiting or running."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Requests admitted and unfinished."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not yet admitted, or preempted."""
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            CacheCapacityError: it would not fit even if the whole cache were its own.
+        """
+        # The newest token never needs a slot: its K/V are computed only when one more follows.
+        if not self._cache.fits(request.max_total_tokens - 1):
+            raise CacheCapacityError(
+                f"the request may grow to {request.max_total_tokens} tokens, more than the KV cache holds; "
+                "lower max_tokens, shorten the prompt, or give the engine more kv_memory_bytes"
+            )
+        self._waiting.append(request)
+
+    def schedule(self, choose_horizon: Callable[[Request], int]) -> Plan:
+        """Plan one step: first those that decode, then prefills, then newcomers; reserves every slot it hands out."""
+        budget = self._config.max_num_batched_tokens
+        scheduled: list[ScheduledRequest] = []
+        preempted: list[Request] = []
+        for request in sorted(self._running, key=lambda request: not request.is_decoding):
+            if budget == 0:
+                break
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted a moment ago by one that came before it
+            item = self._advance(request, budget, choose_horizon)
+            while item is None and self._make_room(request, scheduled, preempted):
+                item = self._advance(request, budget, choose_horizon)
+            if item is not None:
+                scheduled.append(item)
+                budget -= item.num_new_tokens + item.horizon
+        while budget > 0 and not preempted and (newcomer := self._admit(is_idle=not scheduled)) is not None:
+            item = self._advance(newcomer, budget, choose_horizon)
+            assert item is not None, "admission checked that the whole prompt fits"
+            scheduled.append(item)
+            budget -= item.num_new_tokens
+        return Plan(scheduled, preempted)
+
+    def update(
+        self,
+        plan: Plan,
+        verdicts: Sequence[Verdict],
+        emit: Callable[[Request, Verdict], FinishReason | None],
+    ) -> None:
+        """Commit a step: advance counters, append what ``emit`` accepts, roll back the rest, hash, finish.
+
+        ``verdicts`` stand in the order of ``plan.sampled``. ``emit`` appends the verdict's tokens to the request up to
+        a stop and returns the finish reason, if any.
+        """
+        outcome = iter(verdicts)
+        for item in plan.scheduled:
+            request = item.request
+            request.num_computed_tokens += item.num_new_tokens
+            reason: FinishReason | None = None
+            if item.is_sampled:
+                verdict = next(outcome)
+                # Rejected drafts are simply not counted; the next step overwrites their slots. A stop inside the
+                # accepted run drops tokens whose K/V exist, hence the minimum.
+                request.num_computed_tokens += verdict.num_accepted
+                reason = emit(request, verdict)
+                request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+            request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, request.num_computed_tokens)
+            self._cache.commit(
+                request.request_id, request.token_ids, request.num_computed_tokens, request.num_draft_computed_tokens
+            )
+            if reason is not None:
+                self.finish(request, reason)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request in whatever state it is and give back its blocks; a session keeps what was verified."""
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+            if request.session_id is not None:
+                self._retain(request, request.session_id)
+            self._cache.release(request.request_id)
+        elif request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+
+    def fork_session(self, session_id: str, new_session_id: str) -> None:
+        """Let another session reference the same prefix."""
+        if session_id in self._sessions:
+            self._cache.fork(_owner(session_id), _owner(new_session_id))
+            self._sessions[new_session_id] = None
+
+    def release_session(self, session_id: str) -> None:
+        """Stop keeping a session's prefix referenced; the blocks stay findable until they are needed."""
+        if session_id in self._sessions:
+            del self._sessions[session_id]
+            self._cache.release(_owner(session_id))
+
+    def _advance(
+        self, request: Request, budget: int, choose_horizon: Callable[[Request], int]
+    ) -> ScheduledRequest | None:
+        """Reserve slots for one request's next tokens; None when blocks are lacking even without drafts."""
+        missing = request.num_tokens - request.num_computed_tokens
+        num_new_tokens = min(missing, budget)
+        is_sampled = num_new_tokens == missing
+        horizon = 0
+        if request.is_decoding:
+            # One token is always sampled besides the drafts, so the last one is never worth drafting.
+            room = request.max_total_tokens - request.num_tokens - 1
+            horizon = max(0, min(choose_horizon(request), room, budget - num_new_tokens))
+        num_slots = request.num_computed_tokens + num_new_tokens
+        for num_drafts in (horizon, 0):
+            try:
+                self._cache.reserve(request.request_id, num_slots + num_drafts)
+            except OutOfBlocksError:
+                continue
+            block_ids = tuple(self._cache.block_ids(request.request_id))
+            return ScheduledRequest(request, num_new_tokens, num_drafts, is_sampled, block_ids)
+        return None
+
+    def _make_room(self, request: Request, scheduled: Sequence[ScheduledRequest], preempted: list[Request]) -> bool:
+        """Free some blocks for ``request``: idle sessions first, then the youngest request that has not run yet."""
+        if self._sessions:
+            self.release_session(next(iter(self._sessions)))
+            return True
+        already = {item.request.request_id for item in scheduled}
+        victims = [other for other in self._running if other.request_id not in already]
+        victim = max(victims, key=lambda other: other.arrival)
+        if victim is request and scheduled:
+            return False  # the others hold the blocks and are about to move on: wait for them
+        assert victim is not request, "a request that fits an empty cache found no block in it"
+        self._preempt(victim)
+        preempted.append(victim)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's blocks; it starts over from the longest prefix still cached (recompute)."""
+        self._cache.release(request.request_id)
+        self._running.remove(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = request.num_draft_computed_tokens = 0
+        request.num_preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _admit(self, *, is_idle: bool) -> Request | None:
+        """Start the next waiting request if its whole prompt fits now; attaches the longest cached prefix."""
+        if not self._waiting or len(self._running) >= self._config.max_num_seqs:
+            return None
+        request = self._waiting[0]
+        match = self._cache.begin(request.request_id, request.token_ids)
+        while not self._cache.can_reserve(request.request_id, request.num_tokens):
+            if not is_idle or not self._sessions:
+                self._cache.release(request.request_id)
+                return None
+            self.release_session(next(iter(self._sessions)))
+        self._waiting.popleft()
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = match.num_tokens
+        request.num_draft_computed_tokens = match.num_draft_tokens
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = match.num_tokens
+        self._running.append(request)
+        return request
+
+    def _retain(self, request: Request, session_id: str) -> None:
+        self.release_session(session_id)
+        self._cache.fork(request.request_id, _owner(session_id))
+        self._sessions[session_id] = None
+
+
+def _owner(session_id: str) -> str:
+    """The name under which a session owns blocks; apart from every request id."""
+    return f"session:{session_id}"

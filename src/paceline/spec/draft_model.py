@@ -1,0 +1,145 @@
+"""A smaller model of the same vocabulary as the drafter.
+
+Its K/V live in a store of their own under the request's block table (law 3), so prefix hits, rollback and preemption
+need no second act. ``num_draft_computed_tokens`` says how far they are valid: after a fully accepted round the K/V of
+the last draft token are missing, and the next round feeds two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.cache.manager import KVCacheManager
+from paceline.model.runner import ModelRunner, SequenceInput
+from paceline.records import Verdict
+from paceline.request import Request
+from paceline.sampling.coupled import sample_coupled
+from paceline.sampling.distribution import argmax_lowest, to_probs
+from paceline.sampling.penalties import TokenHistory, apply_penalties
+from paceline.sampling.sampler import sample
+from paceline.spec.proposer import NO_DRAFT, Draft
+
+# Tokens of one sequence that are fed in one pass while the draft catches up with a prompt.
+_CATCH_UP_CHUNK = 512
+
+
+@dataclass(slots=True)
+class _Round:
+    """One request's drafting in flight."""
+
+    request: Request
+    horizon: int
+    token_ids: list[int] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.token_ids) == self.horizon
+
+
+class DraftModelProposer:
+    """Samples drafts from a model, token by token, for all requests of a step side by side."""
+
+    name = "model"
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: KVCacheManager,
+        *,
+        context_length: int,
+        vocab_limit: int,
+        end_token_ids: Collection[int],
+    ) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._context_length = context_length
+        self._vocab_limit = vocab_limit
+        self._end_token_ids = frozenset(end_token_ids)
+        self._histories: dict[str, TokenHistory] = {}
+        self._generators: dict[str, torch.Generator] = {}
+
+    def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
+        """See :class:`Proposer`; with a temperature, draft_probs are what the tokens were drawn from."""
+        rounds = [
+            _Round(request, min(horizon, self._context_length - request.num_tokens + 1))
+            for request, horizon in zip(requests, horizons, strict=True)
+        ]
+        active = [item for item in rounds if item.horizon > 0]
+        for item in active:
+            self._catch_up(item.request)
+        while active:
+            logits = self._runner.run([self._next_input(item) for item in active])
+            for item, row in zip(active, logits, strict=True):
+                self._draw(item, row)
+            active = [item for item in active if not item.is_complete]
+        return [self._draft(item) for item in rounds]
+
+    def observe(self, request: Request, verdict: Verdict) -> None:
+        """See :class:`Proposer`; the counters are rolled back with the target's."""
+
+    def release(self, request_id: str) -> None:
+        """See :class:`Proposer`."""
+        self._histories.pop(request_id, None)
+        self._generators.pop(request_id, None)
+
+    def _catch_up(self, request: Request) -> None:
+        """Feed all but a last chunk of the tokens the draft has not seen."""
+        while request.num_tokens - request.num_draft_computed_tokens > _CATCH_UP_CHUNK:
+            start = request.num_draft_computed_tokens
+            chunk = request.token_ids[start : start + _CATCH_UP_CHUNK]
+            block_ids = self._cache.block_ids(request.request_id)
+            self._runner.run([SequenceInput(chunk, start, block_ids, num_logits=0)])
+            request.num_draft_computed_tokens += len(chunk)
+
+    def _next_input(self, item: _Round) -> SequenceInput:
+        """The tokens whose K/V are missing, up to the newest draft; counts them as computed."""
+        request = item.request
+        start = request.num_draft_computed_tokens
+        missing = [*request.token_ids[start:], *item.token_ids[max(0, start - request.num_tokens) :]]
+        request.num_draft_computed_tokens = start + len(missing)
+        return SequenceInput(missing, start, self._cache.block_ids(request.request_id), num_logits=1)
+
+    def _draw(self, item: _Round, logits: Tensor) -> None:
+        """Choose the next draft token from ``logits`` [draft_vocab_size] as the target would from its own."""
+        request, params = item.request, item.request.params
+        row = logits[None, : self._vocab_limit]
+        if params.has_penalties:
+            row = apply_penalties(
+                row, params, self._history(request), item.token_ids, self._end_token_ids, only_last_row=True
+            )
+        if params.is_greedy:
+            item.token_ids.append(int(argmax_lowest(row)[0]))
+            return
+        probs = to_probs(row, params)[0]
+        position = request.num_tokens + len(item.token_ids)
+        if params.seed is not None:
+            token_id = sample_coupled(probs, params.seed, position)
+        else:
+            token_id = sample(probs, self._generator(request))
+            item.probs.append(probs)
+        item.token_ids.append(token_id)
+
+    def _draft(self, item: _Round) -> Draft:
+        if not item.token_ids:
+            return NO_DRAFT
+        return Draft(item.token_ids, self.name, torch.stack(item.probs) if item.probs else None)
+
+    def _history(self, request: Request) -> TokenHistory:
+        history = self._histories.get(request.request_id)
+        if history is None:
+            history = self._histories[request.request_id] = TokenHistory(request.prompt_token_ids)
+        history.append(request.output_token_ids[history.num_output_tokens :])
+        return history
+
+    def _generator(self, request: Request) -> torch.Generator:
+        # A stream of its own: the verifier's coins must not depend on the noise that drew the draft.
+        generator = self._generators.get(request.request_id)
+        if generator is None:
+            generator = self._generators[request.request_id] = torch.Generator()
+            generator.seed()
+        return generator

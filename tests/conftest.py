@@ -1,0 +1,36 @@
+"""Shared fixtures: the embedded model, and tiny random checkpoints that load in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline import Engine
+from paceline.loader.resolve import resolve_source
+from tests.support import write_tiny_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def embedded_model_path() -> Path:
+    """The embedded model's file, fetched on first use."""
+    return resolve_source("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def embedded_engine(embedded_model_path: Path) -> Iterator[Engine]:
+    with Engine(embedded_model_path, max_model_len=2048, draft=None) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 64 tokens of vocabulary in Hugging Face format."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "llama", "llama")

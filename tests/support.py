@@ -34,8 +34,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tiny_checkpoint(folder: Path, family: str, *, seed: int = 0, scale: float = 1.0, **overrides: Any) -> Path:
-    """A random model with a character tokenizer of 64 tokens; ``scale`` sharpens its next-token distributions."""
+def write_tiny_checkpoint(
+    folder: Path, family: str, *, seed: int = 0, scale: float = 1.0, noise: float = 0.0, **overrides: Any
+) -> Path:
+    """A random model with a character tokenizer of 64 tokens.
+
+    ``scale`` sharpens its next-token distributions; ``noise`` disturbs the weights, which makes of the same seed a
+    draft that agrees with the undisturbed model now and then.
+    """
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**TINY_SHAPE, **overrides}))
@@ -49,6 +55,9 @@ def write_tiny_checkpoint(folder: Path, family: str, *, seed: int = 0, scale: fl
                 parameter.normal_(std=0.25)
         if scale != 1.0:
             model.get_output_embeddings().weight.mul_(scale)
+        if noise:
+            for parameter in model.parameters():
+                parameter.add_(noise * torch.randn_like(parameter))
     model.eval()
     model.save_pretrained(folder)
     write_tokenizer(folder)

@@ -24,6 +24,7 @@ Store = dict[tuple[int, int], Prefix]  # (block id, offset) -> the tokens up to 
 
 TOKEN = st.integers(0, 1)
 TOKENS = st.lists(TOKEN, max_size=10)
+DRAFTS = st.lists(TOKEN, max_size=6)
 PICK = st.integers(0, MAX_OWNERS - 1)
 
 
@@ -83,11 +84,12 @@ class CacheMachine(RuleBasedStateMachine):
     m: Model
 
     @initialize(
-        num_blocks=st.integers(2, 20),
+        num_slots=st.integers(12, 96),  # room for half a request to a handful
         block_size=st.sampled_from([1, 2, 4]),
         enable_prefix_cache=st.sampled_from([True, True, True, False]),
     )
-    def start(self, num_blocks: int, block_size: int, enable_prefix_cache: bool) -> None:
+    def start(self, num_slots: int, block_size: int, enable_prefix_cache: bool) -> None:
+        num_blocks = num_slots // block_size
         self.m = Model(KVCacheManager(num_blocks, block_size, enable_prefix_cache=enable_prefix_cache))
         self.count = 0
 
@@ -196,29 +198,28 @@ class CacheMachine(RuleBasedStateMachine):
             assert match.num_tokens == self.whole(model.num_computed)
             assert match.num_draft_tokens >= self.whole(model.num_draft_computed)
 
-    # ---- rules -----------------------------------------------------------------------------------------
+    def preempt_owner(self, owner: str) -> None:
+        if self.m.owners[owner].tokens:
+            self.m.preempted.append(self.m.owners[owner].tokens)
+        self.release(owner)
 
-    @precondition(lambda self: len(self.m.owners) < MAX_OWNERS)
-    @rule(first=TOKEN, rest=TOKENS)
-    def begin_fresh(self, first: int, rest: list[int]) -> None:
-        self.begin([first, *rest])
+    def reserve_or_preempt(self, owner: str, num_tokens: int) -> bool:
+        """As the scheduler: when there is no room the newest other owner makes some, for the next try."""
+        if self.reserve(owner, num_tokens):
+            return True
+        others = [other for other in self.m.owners if other != owner]
+        if others:
+            self.preempt_owner(others[-1])
+        return False
 
-    @precondition(lambda self: len(self.m.owners) < MAX_OWNERS and self.m.history)
-    @rule(index=st.integers(0, 50), cut=st.integers(1, MAX_TOKENS), extension=TOKENS)
-    def begin_from_history(self, index: int, cut: int, extension: list[int]) -> None:
-        """The next turn, a repeated prompt, or a prompt that happens to contain rejected drafts."""
-        past = self.m.history[index % len(self.m.history)]
-        self.begin((past[:cut] + extension)[:MAX_TOKENS])
-
-    @precondition(lambda self: self.m.owners)
-    @rule(index=PICK, num_tokens=st.integers(1, 9), with_draft=st.booleans(), sampled=TOKEN)
-    def compute(self, index: int, num_tokens: int, with_draft: bool, sampled: int) -> None:
+    def compute_chunk(self, owner: str, num_tokens: int, with_draft: bool, sampled: int) -> bool:
         """A prefill chunk or a plain decode step; the draft model may read along or fall behind."""
-        owner = self.pick(index)
         model = self.m.owners[owner]
         stop = min(model.num_computed + num_tokens, len(model.tokens))
-        if model.drafts is not None or stop == model.num_computed or not self.reserve(owner, stop):
-            return
+        if model.drafts is not None or stop == model.num_computed:
+            return False
+        if not self.reserve_or_preempt(owner, stop):
+            return False
         self.write(self.m.target_store, owner, model.tokens, model.num_computed, stop)
         if with_draft:
             self.write(self.m.draft_store, owner, model.tokens, model.num_draft_computed, stop)
@@ -226,30 +227,23 @@ class CacheMachine(RuleBasedStateMachine):
         if stop == len(model.tokens) and len(model.tokens) < MAX_TOKENS:
             model.tokens.append(sampled)
         self.commit(owner, stop if with_draft else 0)
+        return True
 
-    @precondition(lambda self: any(o.is_decoding and o.drafts is None for o in self.m.owners.values()))
-    @rule(index=PICK, drafts=st.lists(TOKEN, max_size=6), with_draft_model=st.booleans())
-    def speculate(self, index: int, drafts: list[int], with_draft_model: bool) -> None:
+    def draft(self, owner: str, drafts: list[int], by_model: bool) -> bool:
         """Reserve the look-ahead, draft, and run the target over the current token and every draft."""
-        ready = [name for name, o in self.m.owners.items() if o.is_decoding and o.drafts is None]
-        owner = ready[index % len(ready)]
         model = self.m.owners[owner]
         run = model.tokens + drafts
-        if not self.reserve(owner, len(run)):
-            return
+        if not model.is_decoding or model.drafts is not None or not self.reserve_or_preempt(owner, len(run)):
+            return False
         self.write(self.m.target_store, owner, run, model.num_computed, len(run))
-        if with_draft_model and drafts:  # the K/V of the last draft token are never computed (law 3)
+        if by_model and drafts:  # the K/V of the last draft token are never computed (law 3)
             self.write(self.m.draft_store, owner, run, model.num_draft_computed, len(run) - 1)
-        model.drafts = drafts
-        model.has_drafts_in_store = with_draft_model
+        model.drafts, model.has_drafts_in_store = drafts, by_model
         self.m.history.append(run)
+        return True
 
-    @precondition(lambda self: any(o.drafts is not None for o in self.m.owners.values()))
-    @rule(index=PICK, num_accepted=st.integers(0, 6), final=TOKEN)
-    def verify(self, index: int, num_accepted: int, final: int) -> None:
+    def judge(self, owner: str, num_accepted: int, final: int) -> None:
         """Accept some drafts (0: roll everything back) and add the recovered or bonus token."""
-        waiting = [name for name, o in self.m.owners.items() if o.drafts is not None]
-        owner = waiting[index % len(waiting)]
         model = self.m.owners[owner]
         assert model.drafts is not None
         num_drafted, before = len(model.drafts), len(model.tokens)
@@ -261,12 +255,65 @@ class CacheMachine(RuleBasedStateMachine):
         model.drafts = None
         self.commit(owner, num_draft)
 
-    @precondition(lambda self: any(o.drafts is not None for o in self.m.owners.values()))
+    def waiting(self) -> list[str]:
+        return [owner for owner, model in self.m.owners.items() if model.drafts is not None]
+
+    # ---- rules: whole turns, so that the cache is full of overlapping content -----------------------------
+
+    @precondition(lambda self: len(self.m.owners) < MAX_OWNERS)
+    @rule(
+        source=st.one_of(st.none(), st.integers(0, 50)),
+        cut=st.integers(1, MAX_TOKENS),
+        extension=TOKENS,
+        with_draft=st.booleans(),
+        chunk=st.integers(1, MAX_TOKENS),
+    )
+    def prefill(self, source: int | None, cut: int, extension: list[int], with_draft: bool, chunk: int) -> None:
+        """A fresh prompt, a repeated one, a next turn, or one that happens to contain rejected drafts."""
+        past = self.m.history[source % len(self.m.history)] if self.m.history and source is not None else []
+        owner = self.begin((past[:cut] + extension)[:MAX_TOKENS])
+        while self.m.owners[owner].num_computed < len(self.m.owners[owner].tokens) - 1:
+            if not self.compute_chunk(owner, chunk, with_draft, 0):
+                break
+
+    @precondition(lambda self: self.m.owners)
+    @rule(index=PICK, rounds=st.lists(st.tuples(DRAFTS, st.booleans(), st.integers(0, 6), TOKEN), max_size=5))
+    def decode(self, index: int, rounds: list[tuple[list[int], bool, int, int]]) -> None:
+        owner = self.pick(index)
+        for drafts, by_model, num_accepted, final in rounds:
+            if len(self.m.owners[owner].tokens) < MAX_TOKENS and self.draft(owner, drafts, by_model):
+                self.judge(owner, num_accepted, final)
+
+    # ---- rules: single acts, so that everything meets everything ------------------------------------------
+
+    @precondition(lambda self: len(self.m.owners) < MAX_OWNERS)
+    @rule(source=st.integers(0, 50), cut=st.integers(1, MAX_TOKENS), extension=TOKENS)
+    def begin_only(self, source: int, cut: int, extension: list[int]) -> None:
+        past = self.m.history[source % len(self.m.history)] if self.m.history else []
+        self.begin((past[:cut] + extension)[:MAX_TOKENS])
+
+    @precondition(lambda self: any(o.num_computed < len(o.tokens) for o in self.m.owners.values()))
+    @rule(index=PICK, num_tokens=st.integers(1, 9), with_draft=st.booleans(), sampled=TOKEN)
+    def compute(self, index: int, num_tokens: int, with_draft: bool, sampled: int) -> None:
+        ready = [name for name, o in self.m.owners.items() if o.num_computed < len(o.tokens)]
+        self.compute_chunk(ready[index % len(ready)], num_tokens, with_draft, sampled)
+
+    @precondition(lambda self: any(o.is_decoding and o.drafts is None for o in self.m.owners.values()))
+    @rule(index=PICK, drafts=DRAFTS, by_model=st.booleans())
+    def speculate(self, index: int, drafts: list[int], by_model: bool) -> None:
+        ready = [name for name, o in self.m.owners.items() if o.is_decoding and o.drafts is None]
+        self.draft(ready[index % len(ready)], drafts, by_model)
+
+    @precondition(lambda self: self.waiting())
+    @rule(index=PICK, num_accepted=st.integers(0, 6), final=TOKEN)
+    def verify(self, index: int, num_accepted: int, final: int) -> None:
+        self.judge(self.waiting()[index % len(self.waiting())], num_accepted, final)
+
+    @precondition(lambda self: self.waiting())
     @rule(index=PICK)
     def abandon_drafts(self, index: int) -> None:
         """The round is thrown away: its K/V stay as junk beyond the counters."""
-        waiting = [o for o in self.m.owners.values() if o.drafts is not None]
-        waiting[index % len(waiting)].drafts = None
+        self.m.owners[self.waiting()[index % len(self.waiting())]].drafts = None
 
     @precondition(lambda self: self.m.owners)
     @rule(index=PICK, num_tokens=st.integers(0, MAX_TOKENS + 8))
@@ -280,7 +327,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert list(self.m.kv.block_ids(owner)) == before[:keep]
 
     @precondition(lambda self: self.m.owners)
-    @rule(index=PICK, num_tokens=st.integers(0, MAX_TOKENS + 60))
+    @rule(index=PICK, num_tokens=st.integers(0, MAX_TOKENS + 20))
     def look_ahead(self, index: int, num_tokens: int) -> None:
         """Reserve without using it, often more than there is."""
         self.reserve(self.pick(index), num_tokens)
@@ -316,16 +363,14 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.m.owners)
     @rule(index=PICK)
     def preempt(self, index: int) -> None:
-        owner = self.pick(index)
-        if self.m.owners[owner].tokens:
-            self.m.preempted.append(self.m.owners[owner].tokens)
-        self.release(owner)
+        self.preempt_owner(self.pick(index))
 
     @precondition(lambda self: self.m.preempted and len(self.m.owners) < MAX_OWNERS)
     @rule()
     def resume(self) -> None:
         self.begin(self.m.preempted.pop(0))
 
+    @precondition(lambda self: self.m.kv.num_cached_blocks)
     @rule(num_blocks=st.integers(1, 20))
     def evict(self, num_blocks: int) -> None:
         """A stranger takes some or all free blocks, scribbles over them and leaves."""
@@ -341,7 +386,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self.m.target_store[block_id, offset] = self.m.draft_store[block_id, offset] = (7,)
         kv.release("stranger")
 
-    @rule(go=st.integers(0, 3))
+    @precondition(lambda self: self.m.kv.num_cached_blocks)
+    @rule(go=st.integers(0, 4))
     def reset(self, go: int) -> None:
         if go:  # rare, or nothing would ever be cached for long
             return
@@ -408,7 +454,7 @@ class LongCacheMachine(CacheMachine):
 def _settings(max_examples: int) -> settings:
     return settings(
         max_examples=max_examples,
-        stateful_step_count=40,
+        stateful_step_count=60,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

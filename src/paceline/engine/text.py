@@ -63,12 +63,17 @@ class TextStream:
     def _add(self, new_text: str, origin: str, *, may_stop: bool) -> bool:
         if not new_text:
             return False
-        search_from = max(0, len(self._text) - self._longest_stop + 1)
+        length_before = len(self._text)
         self._text += new_text
         self._pending.append(TokenPiece(new_text, origin))
         if not may_stop or not self._stop:
             return False
-        hits = [(at, stop) for stop in self._stop if (at := self._text.find(stop, search_from)) >= 0]
+        # Only what ends in the new text counts: an earlier one was passed over while stopping was not allowed.
+        hits = [
+            (at, stop)
+            for stop in self._stop
+            if (at := self._text.find(stop, max(0, length_before - len(stop) + 1))) >= 0
+        ]
         if not hits:
             return False
         at, stop = min(hits)

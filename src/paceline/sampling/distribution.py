@@ -1,8 +1,9 @@
 """From logits to probabilities: ONE function for the draft, the target and the sampler (law 4).
 
-Everything here treats each row on its own, with a fixed order of summation, so that a row's result does not depend on
-how many rows stand beside it (law 6). That is why rows are filtered one by one and normalised over their few survivors
-instead of with a tensor-wide sum, which torch splits among threads when there is a single row.
+Each row is treated on its own with a fixed order of summation, so that its result does not depend on how many rows
+stand beside it (law 6): torch would split the sum of a single row among threads. On the CPU the work is therefore done
+by numpy, on one thread. That is also faster: a few rows of logits are too little work to wake a thread pool for, and on
+a busy machine the wait for its slowest thread takes milliseconds.
 
 Ties are always broken towards the lower token id.
 """
@@ -103,7 +104,11 @@ def logprobs_of(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[
         num_top: how many alternatives to name, 0 for none; most likely first, the lower id first on a tie.
     """
     assert len(token_ids) == logits.shape[0]
-    rows = as_array(torch.log_softmax(logits.float(), dim=-1))  # [num_rows, vocab_size]
+    if not token_ids:
+        return []
+    rows = as_array(logits)  # [num_rows, vocab_size]
+    rows = rows - rows.max(axis=-1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
     return [
         TokenLogprob(token_id, float(row[token_id]), _top(row, num_top))
         for row, token_id in zip(rows, token_ids, strict=True)
@@ -112,24 +117,40 @@ def logprobs_of(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[
 
 def _softmax(logits: Tensor, temperature: float) -> Tensor:
     logits = logits.detach().float()
+    # float32 has no room for temperatures beyond these, and the distribution no use for the difference.
+    temperature = min(max(temperature, torch.finfo(torch.float32).tiny), torch.finfo(torch.float32).max)
+    if logits.device.type == "cpu":
+        return torch.from_numpy(_softmax_rows(logits, np.float32(temperature)))
     row_max = logits.amax(dim=-1, keepdim=True)  # [num_rows, 1]
     if not bool(torch.isfinite(row_max).all()):
-        logits, row_max = _with_finite_maxima(logits, row_max)
-    if temperature == 1.0:
-        return torch.softmax(logits, dim=-1)
-    # Subtracting first keeps the quotient finite at any temperature: the largest entry is 0.
-    tiniest = torch.finfo(torch.float32).tiny
-    return torch.softmax((logits - row_max).div_(max(temperature, tiniest)), dim=-1)
+        logits = _with_finite_maxima(logits)
+        row_max = logits.amax(dim=-1, keepdim=True)
+    return torch.softmax((logits - row_max).div_(temperature), dim=-1)
 
 
-def _with_finite_maxima(logits: Tensor, row_max: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax_rows(logits: Tensor, temperature: np.float32) -> npt.NDArray[np.float32]:
+    rows = logits.numpy()  # [num_rows, vocab_size]
+    row_max = rows.max(axis=-1, keepdims=True)
+    if not np.isfinite(row_max).all():
+        rows = _with_finite_maxima(logits).numpy()
+        row_max = rows.max(axis=-1, keepdims=True)
+    weights: npt.NDArray[np.float32] = rows - row_max  # first, so that no quotient is too large: the largest is 0
+    with np.errstate(over="ignore"):  # far below the maximum, -inf is the right answer
+        weights /= temperature
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def _with_finite_maxima(logits: Tensor) -> Tensor:
+    """A copy in which a forced row (+inf) allows just the forced tokens, and an empty one (all -inf) token 0."""
+    row_max = logits.amax(dim=-1)  # [num_rows]
     _require_no_nan(row_max)
     logits = logits.clone()
-    is_forced = row_max.squeeze(-1) == torch.inf  # +inf means "only this": finite neighbours have no share
+    is_forced = row_max == torch.inf
     logits[is_forced] = torch.where(logits[is_forced] == torch.inf, 0.0, -torch.inf)
-    is_empty = row_max.squeeze(-1) == -torch.inf
-    logits[is_empty, 0] = 0.0
-    return logits, torch.where(torch.isfinite(row_max), row_max, 0.0)
+    logits[row_max == -torch.inf, 0] = 0.0
+    return logits
 
 
 def _require_no_nan(values: Tensor) -> None:

@@ -57,16 +57,16 @@ class TokenHistory:
 
     def _grow(self, size: int) -> None:
         # A draft model may have a wider or narrower vocabulary than the target: the widest one asked for is kept.
-        if size <= self._in_prompt.size:
+        num_counted = self._in_prompt.size
+        if size <= num_counted:
             return
-        if self._in_prompt.size == 0 and len(self._prompt_token_ids) > 0:
-            size = max(size, max(self._prompt_token_ids) + 1)
-        num_new = size - self._in_prompt.size
-        is_first = self._in_prompt.size == 0
-        self._in_prompt = np.pad(self._in_prompt, (0, num_new))
-        self._output_counts = np.pad(self._output_counts, (0, num_new))
-        if is_first:
-            self._in_prompt[np.asarray(self._prompt_token_ids, dtype=np.intp)] = True
+        if num_counted == 0:
+            size = max(size, max(self._prompt_token_ids, default=-1) + 1)
+        in_prompt, output_counts = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.int32)
+        in_prompt[:num_counted], output_counts[:num_counted] = self._in_prompt, self._output_counts
+        if num_counted == 0:
+            in_prompt[np.asarray(self._prompt_token_ids, dtype=np.intp)] = True
+        self._in_prompt, self._output_counts = in_prompt, output_counts
 
 
 def require_valid_bias(params: SamplingParams, vocab_size: int) -> None:

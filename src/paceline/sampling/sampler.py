@@ -54,7 +54,7 @@ def invert(weights: npt.NDArray[np.floating[Any]], coins: npt.NDArray[np.float64
     """
     mass = np.cumsum(weights, axis=-1, dtype=np.float64)  # [num_rows, vocab_size]
     total = mass[:, -1]
-    assert bool(np.all((total > 0.0) & np.isfinite(total))), "a row to draw from needs a positive, finite sum"
+    assert bool(np.all((total > 0.0) & (total < np.inf))), "a row to draw from needs a positive, finite sum"
     # The product may round up to the total; staying below it is what keeps trailing zeros unreachable.
     points = np.minimum(coins * total, np.nextafter(total, 0.0))
     # The first entry above the point is as many places in as there are entries at or below it (the sum never falls).

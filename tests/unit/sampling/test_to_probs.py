@@ -106,7 +106,7 @@ def test_temperature_zero_is_one_hot_at_the_lowest_maximum():
     assert probs.tolist() == [[0, 1, 0], [1, 0, 0]]
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-5, 1.0, 1e5, 1e30])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-5, 1.0, 1e5, 1e30, 1e300])
 def test_any_temperature_gives_a_distribution(temperature):
     logits = torch.tensor([[80.0, -70.0, 79.0, -INF]])
     probs = to_probs(logits, params(temperature=temperature))

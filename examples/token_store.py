@@ -33,6 +33,14 @@ class TokenStore:
         """Forget a token."""
         self.tokens.pop(token, None)
 
+    def renew(self, token):
+        """Start the lifetime of a token again."""
+        user = self.lookup(token)
+        if user is None:
+            return False
+        self.tokens[token] = (user, time.time())
+        return True
+
     def expire(self):
         """Forget all tokens that are too old."""
         now = time.time()

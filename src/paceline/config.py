@@ -20,8 +20,8 @@ class CacheConfig:
 
     Attributes:
         block_size: token slots per block. Smaller wastes less, larger has shorter tables.
-        kv_memory_bytes: budget for the K/V of target and draft together; None takes what `max_num_seqs` full
-            contexts need, at most a quarter of the machine's memory.
+        kv_memory_bytes: budget for the K/V of target and draft together; None takes room for a few full contexts,
+            at most a quarter of the machine's memory.
         enable_prefix_cache: keep verified blocks after a request ends and share them between requests.
     """
 

@@ -11,7 +11,12 @@ from paceline import Engine, SamplingParams, Speculation
 def test_500_cancellations(tiny_checkpoint: Path) -> None:
     coins = random.Random(0)
     with Engine(
-        tiny_checkpoint, draft=tiny_checkpoint, block_size=4, max_num_batched_tokens=48, max_num_seqs=6, max_model_len=256
+        tiny_checkpoint,
+        draft=tiny_checkpoint,
+        block_size=4,
+        max_num_batched_tokens=48,
+        max_num_seqs=6,
+        max_model_len=256,
     ) as engine:
         cache = engine.core.cache
         assert cache.num_free_blocks == engine.info.num_blocks

@@ -63,7 +63,9 @@ def explain_difference(engine: Engine, prompt: list[int], plain: Sequence[int], 
     return best - second
 
 
-def assert_same(engine: Engine, prompts: Sequence[list[int]], expected: Sequence[Output], got: Sequence[Output]) -> None:
+def assert_same(
+    engine: Engine, prompts: Sequence[list[int]], expected: Sequence[Output], got: Sequence[Output]
+) -> None:
     for prompt, plain, output in zip(prompts, expected, got, strict=True):
         if list(plain.token_ids) != list(output.token_ids):
             margin = explain_difference(engine, prompt, plain.token_ids, output.token_ids)

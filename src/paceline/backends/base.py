@@ -12,9 +12,10 @@ from paceline.backends.metadata import AttentionMetadata
 
 
 class Linear(Protocol):
-    """A weight prepared for one backend; calling it maps [num_rows, in_features] to [num_rows, out_features]."""
+    """A weight prepared for one backend."""
 
-    def __call__(self, x: Tensor, /) -> Tensor: ...
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """Map [num_rows, in_features] to [num_rows, out_features]."""
 
 
 class Backend(Protocol):

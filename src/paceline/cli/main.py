@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -26,16 +25,9 @@ app.command("env")(env.show_env)
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script; interrupts and closed pipes are typer's to handle."""
     try:
         app()
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader went away (`paceline run ... | head`): not an error, but Python must not flush into the void.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)

@@ -38,9 +38,13 @@ SpecTokens = Annotated[
 ]
 Drafters = Annotated[
     str,
-    typer.Option("--drafters", metavar="LIST", help="Who may draft, in this order.", rich_help_panel="Speculation"),
+    typer.Option(
+        "--drafters", metavar="LIST", help="Who may draft, asked in this order.", rich_help_panel="Speculation"
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps, ...", rich_help_panel="Machine")]
+Device = Annotated[
+    str, typer.Option("--device", help="auto, or a torch device: cpu, cuda, cuda:1, ...", rich_help_panel="Machine")
+]
 DType = Annotated[str, typer.Option("--dtype", help="auto, fp32 or bf16.", rich_help_panel="Machine")]
 Backend = Annotated[str, typer.Option("--backend", help="auto, torch, cpu or cuda.", rich_help_panel="Machine")]
 Threads = Annotated[

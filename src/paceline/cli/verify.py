@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -145,8 +146,8 @@ def _first_difference(engine: Engine, ids: list[int], plain: Output, output: Out
 def _fit(engine: Engine, prompt: list[int], draws: int, mode: Speculation) -> _Check:
     """Chi-square of sampled continuations against the target's own probabilities.
 
-    The two tokens after the prompt are drawn many times. The first one's frequencies are compared with the target's
-    top-p distribution; with speculation on, drafts are offered, so accept, reject and recover are all exercised.
+    The first two tokens after the prompt are drawn many times and their frequencies compared with the target's top-k
+    distribution; with speculation on, drafts are offered, so accept, reject and recover are all exercised.
     """
     from paceline.sampling.goodness import chi_square_p_value
 
@@ -154,16 +155,16 @@ def _fit(engine: Engine, prompt: list[int], draws: int, mode: Speculation) -> _C
     # A prompt that ends in a repetition, so that the suffix drafter has something to propose right away.
     start = [*prompt, *prompt[-12:]]
     outputs = [engine.generate(start, params, speculation=mode) for _ in range(draws)]
-    p_values = []
-    probs = _next_probs(engine, start, params)
+    p_values: list[float] = []
     firsts = Counter(output.token_ids[0] for output in outputs)
-    p_values.append(chi_square_p_value([firsts[token] for token in probs], list(probs.values())))
     commonest, count = firsts.most_common(1)[0]
-    probs = _next_probs(engine, [*start, commonest], params)
     seconds = Counter(output.token_ids[1] for output in outputs if output.token_ids[0] == commonest)
-    p_values.append(chi_square_p_value([seconds[token] for token in probs], list(probs.values())))
-    is_impossible = any(token not in probs for token in seconds)
-    lowest = 0.0 if is_impossible else min(p_values)
+    for prefix, counts in ((start, firsts), ([*start, commonest], seconds)):
+        probs = _next_probs(engine, prefix, params)
+        is_impossible = any(token not in probs for token in counts)
+        fit = chi_square_p_value([counts[token] for token in probs], list(probs.values()))
+        p_values.append(0.0 if is_impossible else fit)
+    lowest = min(p_values)
     drafted = sum(output.speculation.num_draft_tokens for output in outputs)
     compared = f"{draws} draws of 3 tokens, {drafted} drafted ({count} in the second test)"
     return _Check(f"sampled, {_describe(mode)}", compared, f"p = {lowest:.3g}", lowest > SIGNIFICANCE)
@@ -175,7 +176,7 @@ def _next_probs(engine: Engine, prefix: list[int], params: SamplingParams) -> di
         prefix, SamplingParams(max_tokens=1, logprobs=params.top_k, ignore_eos=True), speculation=Speculation("off")
     )
     assert probe.logprobs is not None
-    weights = {token: 2.718281828459045**logprob for token, logprob in probe.logprobs[0].top.items()}
+    weights = {token: math.exp(logprob) for token, logprob in probe.logprobs[0].top.items()}
     total = sum(weights.values())
     return {token: weight / total for token, weight in weights.items()}
 

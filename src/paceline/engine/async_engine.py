@@ -1,4 +1,4 @@
-"""The engine for asyncio: one thread steps while there is work, callers await their deltas."""
+"""The engine for asyncio: one thread owns the engine and steps while there is work; callers await their deltas."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from paceline.engine.session import Session
 from paceline.request import SamplingParams, Speculation
 
 
-@dataclass(frozen=True, slots=True)
-class _Subscriber:
-    """Where a request's deltas go: a queue that belongs to the caller's event loop."""
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One caller's request on its way in, and where its deltas go back out: a queue of the caller's event loop."""
 
+    prompt: Prompt
+    params: SamplingParams | None
+    speculation: Speculation | None
+    prediction: str | None
+    session: Session | None
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[Delta | BaseException]
+    queue: asyncio.Queue[Delta | Exception]
+    request_id: str = ""
+    is_abandoned: bool = False
 
-    def put(self, item: Delta | BaseException) -> None:
-        if not self.loop.is_closed():
+    def put(self, item: Delta | Exception) -> None:
+        if not self.is_abandoned and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
 
@@ -32,13 +39,12 @@ class AsyncEngine:
     """:class:`Engine` behind awaitables; the same arguments and errors.
 
     Requests of all callers share every step (continuous batching). Cancelling the awaiting task, or leaving the
-    iterator, cancels the request before the next step.
+    iterator, cancels the request before the next step. An error inside a step reaches every caller.
     """
 
     def __init__(self, model: str | Path, *, draft: str | Path | None = "auto", **options: Any) -> None:
         self.engine = Engine(model, draft=draft, **options)
-        self._subscribers: dict[str, _Subscriber] = {}
-        self._left: deque[str] = deque()  # requests whose callers are gone, finished or not
+        self._arrivals: deque[_Call] = deque()
         self._wake = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
@@ -51,12 +57,11 @@ class AsyncEngine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop stepping and cancel what is running."""
+        """Stop stepping; what is running ends with the reason "cancelled"."""
         with self._wake:
             self._is_closed = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
-        self.engine.close()
 
     async def generate(
         self,
@@ -84,47 +89,66 @@ class AsyncEngine:
         session: Session | None = None,
     ) -> AsyncIterator[Delta]:
         """See :meth:`Engine.stream`."""
-        subscriber = _Subscriber(asyncio.get_running_loop(), asyncio.Queue())
-
-        def submit() -> str:
-            # Under the lock that the stepping thread takes between steps, so that no delta precedes its subscriber.
-            with self._wake:
-                request_id = self.engine.submit(
-                    prompt, params, speculation=speculation, prediction=prediction, session=session
-                )
-                self._subscribers[request_id] = subscriber
-                self._wake.notify()
-                return request_id
-
-        request_id = await asyncio.to_thread(submit)  # it waits for a step to end, the event loop must not
+        call = _Call(prompt, params, speculation, prediction, session, asyncio.get_running_loop(), asyncio.Queue())
+        with self._wake:
+            if self._is_closed:
+                raise RuntimeError("the engine is closed")
+            self._arrivals.append(call)
+            self._wake.notify()
         try:
             while True:
-                item = await subscriber.queue.get()
-                if isinstance(item, BaseException):
+                item = await call.queue.get()
+                if isinstance(item, Exception):
                     raise item
                 yield item
                 if item.output is not None:
                     return
         finally:
-            self._subscribers.pop(request_id, None)
-            self._left.append(request_id)
+            call.is_abandoned = True  # no lock, no waiting: the stepping thread looks before its next step
 
     def _run(self) -> None:
-        """The stepping thread: sleeps while idle, hands each step's deltas to their callers."""
-        while True:
-            with self._wake:
-                while not self._is_closed and not self.engine.core.scheduler.has_work:
-                    self._wake.wait()
-                if self._is_closed:
-                    return
+        calls: list[_Call] = []
+        while self._wait_for_work(has_calls=bool(calls)):
+            while self._arrivals:
+                calls += self._submit(self._arrivals.popleft())
             try:
-                while self._left:
-                    self.engine.cancel(self._left.popleft())
                 self.engine.step()
-                for request_id, subscriber in list(self._subscribers.items()):
-                    for delta in self.engine.take(request_id):
-                        subscriber.put(delta)
-            except Exception as error:  # a caller must learn of it: a silent thread is a hang
-                for subscriber in list(self._subscribers.values()):
-                    subscriber.put(error)
-                self.engine.close()
+            except Exception as error:  # the callers must learn of it: a thread that dies silently is a hang
+                for call in calls:
+                    call.put(error)
+                    call.is_abandoned = True
+            calls = [call for call in calls if self._deliver(call)]
+        self.engine.close()
+        for call in calls:
+            self._deliver(call)
+        for call in self._arrivals:
+            call.put(RuntimeError("the engine was closed before the request began"))
+
+    def _wait_for_work(self, *, has_calls: bool) -> bool:
+        """Sleep until there is something to do; False when the engine is closed."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._is_closed or self._arrivals or has_calls)
+            return not self._is_closed
+
+    def _submit(self, call: _Call) -> list[_Call]:
+        try:
+            call.request_id = self.engine.submit(
+                call.prompt,
+                call.params,
+                speculation=call.speculation,
+                prediction=call.prediction,
+                session=call.session,
+            )
+        except Exception as error:
+            call.put(error)
+            return []
+        return [call]
+
+    def _deliver(self, call: _Call) -> bool:
+        """Hand a call its deltas; False when there will be no more."""
+        if call.is_abandoned:
+            self.engine.cancel(call.request_id)
+        deltas = self.engine.take(call.request_id)
+        for delta in deltas:
+            call.put(delta)
+        return not (deltas and deltas[-1].output is not None)

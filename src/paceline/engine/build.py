@@ -78,6 +78,11 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
     if draft is not None:
         drafter = load_checkpoint(resolve_source(str(draft)), dtype=backend.dtype, device=backend.device)
         check_same_vocabulary(target.tokenizer, drafter.tokenizer, drafter.name)
+        if drafter.config.vocab_size < target.tokenizer.vocab_size:
+            raise DraftMismatchError(
+                f"draft {drafter.name} knows only the first {drafter.config.vocab_size} of the target's "
+                f"{target.tokenizer.vocab_size} tokens; use a draft of the same model family"
+            )
 
     block_size = config.cache.block_size
     models = [target.config] if drafter is None else [target.config, drafter.config]

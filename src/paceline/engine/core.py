@@ -86,12 +86,14 @@ class EngineCore:
         self.scheduler.update(plan, verdicts, self._emit)
         return self._report(plan, verdicts, clock)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request wherever it is; unknown and finished ones are ignored."""
+    def cancel(self, request_id: str) -> Delta | None:
+        """End a request wherever it is; its last delta, or None for one that is unknown or finished."""
         state = self._states.get(request_id)
-        if state is not None and not state.request.is_finished:
-            self.scheduler.finish(state.request, "cancelled")
-            self._forget(state)
+        if state is None:
+            return None
+        self.scheduler.finish(state.request, "cancelled")
+        state.text.close(state.draft.source)
+        return self._delta(state)
 
     def _choose_horizon(self, request: Request) -> int:
         return self._states[request.request_id].horizon.choose()

@@ -117,7 +117,9 @@ class Engine:
             CacheCapacityError: the request could never fit the KV cache.
         """
         request_id = self.submit(prompt, params, speculation=speculation, prediction=prediction, session=session)
-        return self._follow(request_id)
+        deltas = self._follow(request_id)
+        next(deltas)  # only a generator that has begun runs its `finally` when it is dropped
+        return deltas
 
     def submit(
         self,
@@ -157,10 +159,7 @@ class Engine:
             return True
 
     def take(self, request_id: str) -> list[Delta]:
-        """The deltas of a request not collected yet; none for one that was cancelled.
-
-        After the delta that carries the output the request is forgotten.
-        """
+        """The deltas of a request not collected yet; after the one that carries the output it is forgotten."""
         with self._lock:
             deltas = self._inboxes.pop(request_id, [])
             if request_id in self.core:
@@ -168,10 +167,14 @@ class Engine:
             return deltas
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request and free its blocks; a finished or unknown id is ignored."""
+        """Stop a request and free its blocks; whoever follows it gets an output with reason "cancelled".
+
+        A finished or unknown id is ignored.
+        """
         with self._lock:
-            self.core.cancel(request_id)
-            self._inboxes.pop(request_id, None)
+            delta = self.core.cancel(request_id)
+            if delta is not None:
+                self._inboxes[request_id].append(delta)
 
     def reset_prefix_cache(self) -> None:
         """Forget everything computed for earlier prompts, for a cold start."""
@@ -193,7 +196,9 @@ class Engine:
             self.core.scheduler.release_session(session_id)
 
     def _follow(self, request_id: str) -> Iterator[Delta]:
+        """The deltas of a request as they come, after a first empty one."""
         try:
+            yield Delta("", (), ())
             while True:
                 for delta in self.take(request_id):
                     yield delta
@@ -201,7 +206,9 @@ class Engine:
                         return
                 self.step()
         finally:
-            self.cancel(request_id)
+            with self._lock:
+                self.cancel(request_id)
+                self._inboxes.pop(request_id, None)
 
     def _tokenize(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -213,6 +220,10 @@ class Engine:
         if not token_ids:
             raise InvalidPromptError("the prompt is empty; give at least one token of text")
         for token_id in token_ids:
+            if not isinstance(token_id, int):
+                raise InvalidPromptError(
+                    f"a prompt is text, messages or token ids, but it holds a {type(token_id).__name__}"
+                )
             if not 0 <= token_id < self.tokenizer.vocab_size:
                 raise InvalidPromptError(
                     f"token id {token_id} is outside the vocabulary of {self.tokenizer.vocab_size} tokens"

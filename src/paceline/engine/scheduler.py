@@ -130,6 +130,12 @@ class Scheduler:
 
     def release_session(self, session_id: str) -> None:
         """Stop keeping a session's prefix referenced; the blocks stay findable until they are needed."""
+        self._drop_session(session_id)
+        for request in (*self._running, *self._waiting):
+            if request.session_id == session_id:
+                request.session_id = None  # a turn still in flight keeps nothing either
+
+    def _drop_session(self, session_id: str) -> None:
         if session_id in self._sessions:
             del self._sessions[session_id]
             self._cache.release(_owner(session_id))
@@ -159,7 +165,7 @@ class Scheduler:
     def _make_room(self, request: Request, scheduled: Sequence[ScheduledRequest], preempted: list[Request]) -> bool:
         """Free some blocks for ``request``: idle sessions first, then the youngest request that has not run yet."""
         if self._sessions:
-            self.release_session(next(iter(self._sessions)))
+            self._drop_session(next(iter(self._sessions)))
             return True
         already = {item.request.request_id for item in scheduled}
         victims = [other for other in self._running if other.request_id not in already]
@@ -190,7 +196,7 @@ class Scheduler:
             if not is_idle or not self._sessions:
                 self._cache.release(request.request_id)
                 return None
-            self.release_session(next(iter(self._sessions)))
+            self._drop_session(next(iter(self._sessions)))
         self._waiting.popleft()
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = match.num_tokens
@@ -201,7 +207,7 @@ class Scheduler:
         return request
 
     def _retain(self, request: Request, session_id: str) -> None:
-        self.release_session(session_id)
+        self._drop_session(session_id)
         self._cache.fork(request.request_id, _owner(session_id))
         self._sessions[session_id] = None
 

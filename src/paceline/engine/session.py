@@ -81,7 +81,7 @@ class Session:
         token_ids: list[int],
     ) -> Iterator[Delta]:
         for delta in deltas:
-            if delta.output is not None:
+            if delta.output is not None and delta.output.finish_reason != "cancelled":
                 self.messages = [*messages, {"role": "assistant", "content": delta.output.text}]
                 self._remember(text, token_ids, delta.output)
             yield delta

@@ -41,7 +41,8 @@ class RequestTracker:
         now = time.perf_counter()
         if self._first_token_at == 0.0:
             self._first_token_at, self._num_first_tokens = now, num_tokens
-        elif num_tokens:
+            self._num_decode_steps += event.num_drafted > 0  # a prompt of one token is decoded, not prefilled
+        else:
             self._token_seconds += [(now - self._last_token_at) / num_tokens] * num_tokens
             self._num_decode_steps += 1
         self._last_token_at = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from paceline.records import Verdict
@@ -10,7 +11,7 @@ from paceline.spec.proposer import NO_DRAFT, Draft, Proposer
 
 
 class ProposerChain:
-    """Asks its proposers in order, each about the requests that still have no draft and allow its name."""
+    """Asks each request's drafters in turn, side by side for all requests of a step, until one has a draft."""
 
     name = "chain"
 
@@ -20,23 +21,27 @@ class ProposerChain:
 
     @property
     def sources(self) -> list[str]:
-        """The names of the proposers, in the order they are asked."""
+        """The names of the proposers."""
         return list(self._proposers)
 
     def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
-        """See :class:`Proposer`."""
+        """See :class:`Proposer`; each request's drafters are asked in the order it names them."""
         drafts = [NO_DRAFT] * len(requests)
-        for name, proposer in self._proposers.items():
-            asked = [
-                index
-                for index, request in enumerate(requests)
-                if horizons[index] > 0 and not drafts[index].token_ids and name in request.speculation.drafters
-            ]
-            if not asked:
-                continue
-            proposed = proposer.propose([requests[i] for i in asked], [horizons[i] for i in asked])
-            for index, draft in zip(asked, proposed, strict=True):
-                drafts[index] = draft
+        queues = [
+            deque(name for name in request.speculation.drafters if name in self._proposers and horizon > 0)
+            for request, horizon in zip(requests, horizons, strict=True)
+        ]
+        while any(queues):
+            for name, proposer in self._proposers.items():
+                asked = [index for index, queue in enumerate(queues) if queue and queue[0] == name]
+                if not asked:
+                    continue
+                proposed = proposer.propose([requests[i] for i in asked], [horizons[i] for i in asked])
+                for index, draft in zip(asked, proposed, strict=True):
+                    queues[index].popleft()
+                    if draft.token_ids:
+                        drafts[index] = draft
+                        queues[index].clear()
         for request, draft in zip(requests, drafts, strict=True):
             self._last_source[request.request_id] = draft.source
         return drafts

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from paceline import Engine, Output, SamplingParams, Speculation
 
@@ -45,15 +44,6 @@ def assert_idle(engine: Engine) -> None:
     assert not engine.core.scheduler.has_work
     assert engine.core.cache.num_used_blocks == 0
     engine.core.cache.check_integrity()
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """A tiny model has no work for two threads, and on a busy machine waiting for the second takes most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

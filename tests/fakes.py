@@ -1,0 +1,58 @@
+"""Stand-ins without weights."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+from paceline.model.runner import SequenceInput
+
+
+def next_token(prefix: Sequence[int], vocab_size: int) -> int:
+    """What the fake model answers to ``prefix``: any change of it, however far back, changes the answer."""
+    return 2 + zlib.crc32(bytes(token_id % 256 for token_id in prefix)) % (vocab_size - 2)
+
+
+class FakeModel:
+    """Remembers tokens by slot, as a K/V store does, and answers from the prefix it finds there.
+
+    So an answer is right only if every slot of the prefix was written, by nobody else since, and is read through the
+    right table.
+    """
+
+    def __init__(self, *, block_size: int, vocab_size: int = 64) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.num_fed = 0
+        self._slots: dict[int, int] = {}
+
+    def feed(self, token_ids: Sequence[int], start: int, block_ids: Sequence[int]) -> list[int]:
+        """Write ``token_ids`` at positions from ``start``; the answer after each of them."""
+        assert token_ids, "a pass over nothing"
+        self.num_fed += len(token_ids)
+        slots = [block_id * self.block_size + i for block_id in block_ids for i in range(self.block_size)]
+        self._slots |= zip(slots[start : start + len(token_ids)], token_ids, strict=True)
+        prefix = [self._slots[slot] for slot in slots[: start + len(token_ids)]]
+        return [next_token(prefix[:end], self.vocab_size) for end in range(start + 1, len(prefix) + 1)]
+
+
+class FakeRunner:
+    """A :class:`FakeModel` where a ModelRunner is expected; keeps what it was asked."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self.model = model
+        self.inputs: list[SequenceInput] = []
+
+    def run(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+        """One-hot logits, as far as asked for."""
+        rows: list[int] = []
+        for item in inputs:
+            self.inputs.append(item)
+            answers = self.model.feed(item.token_ids, item.start, item.block_ids)
+            rows += answers[len(answers) - item.num_logits :]
+        logits = torch.zeros(len(rows), self.model.vocab_size)
+        if rows:
+            logits[range(len(rows)), rows] = 10.0
+        return logits

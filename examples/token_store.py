@@ -1,4 +1,5 @@
 """Session tokens for a small web service."""
+
 import hashlib
 import os
 import time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -26,6 +27,9 @@ app.command("env")(env.show_env)
 
 def main() -> None:
     """Entry point of the console script; interrupts and closed pipes are typer's to handle."""
+    # torch is not imported yet. Its OpenMP threads spin while they wait, which on a machine that also runs tests or an
+    # editor makes a pass many times slower (docs/decisions/0011).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except PacelineError as error:

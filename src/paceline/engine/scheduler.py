@@ -67,17 +67,18 @@ class Scheduler:
                 break
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted a moment ago by one that came before it
-            item = self._advance(request, budget, choose_horizon)
+            horizon = self._horizon(request, budget, choose_horizon)
+            item = self._advance(request, budget, horizon)
             while item is None and self._make_room(request, scheduled, preempted):
-                item = self._advance(request, budget, choose_horizon)
+                item = self._advance(request, budget, horizon)
             if item is not None:
                 scheduled.append(item)
                 budget -= item.num_new_tokens + item.horizon
         while budget > 0 and not preempted and (newcomer := self._admit(is_idle=not scheduled)) is not None:
-            item = self._advance(newcomer, budget, choose_horizon)
+            item = self._advance(newcomer, budget, self._horizon(newcomer, budget, choose_horizon))
             assert item is not None, "admission checked that the whole prompt fits"
             scheduled.append(item)
-            budget -= item.num_new_tokens
+            budget -= item.num_new_tokens + item.horizon
         return Plan(scheduled, preempted)
 
     def update(
@@ -140,18 +141,19 @@ class Scheduler:
             del self._sessions[session_id]
             self._cache.release(_owner(session_id))
 
-    def _advance(
-        self, request: Request, budget: int, choose_horizon: Callable[[Request], int]
-    ) -> ScheduledRequest | None:
+    def _horizon(self, request: Request, budget: int, choose_horizon: Callable[[Request], int]) -> int:
+        """How many drafts may join one request's next token, as far as budget and length allow."""
+        if not request.is_decoding:
+            return 0
+        # One token is always sampled besides the drafts, so the last one is never worth drafting.
+        room = request.max_total_tokens - request.num_tokens - 1
+        return max(0, min(choose_horizon(request), room, budget - 1))
+
+    def _advance(self, request: Request, budget: int, horizon: int) -> ScheduledRequest | None:
         """Reserve slots for one request's next tokens; None when blocks are lacking even without drafts."""
         missing = request.num_tokens - request.num_computed_tokens
         num_new_tokens = min(missing, budget)
         is_sampled = num_new_tokens == missing
-        horizon = 0
-        if request.is_decoding:
-            # One token is always sampled besides the drafts, so the last one is never worth drafting.
-            room = request.max_total_tokens - request.num_tokens - 1
-            horizon = max(0, min(choose_horizon(request), room, budget - num_new_tokens))
         num_slots = request.num_computed_tokens + num_new_tokens
         for num_drafts in (horizon, 0):
             try:
@@ -170,9 +172,10 @@ class Scheduler:
         already = {item.request.request_id for item in scheduled}
         victims = [other for other in self._running if other.request_id not in already]
         victim = max(victims, key=lambda other: other.arrival)
-        if victim is request and scheduled:
-            return False  # the others hold the blocks and are about to move on: wait for them
-        assert victim is not request, "a request that fits an empty cache found no block in it"
+        if victim is request:
+            # The others hold the blocks: they have moved on, or older ones will come to take this one's.
+            assert scheduled or len(victims) > 1, "a request that fits an empty cache found no block in it"
+            return False
         self._preempt(victim)
         preempted.append(victim)
         return True

@@ -37,9 +37,7 @@ def test_history_is_found_in_the_cache(engine: Engine) -> None:
             output = session.send(content, PARAMS)
             # The newest token of an answer has no K/V yet: it is the one that may be missing.
             assert output.usage.cached_tokens >= (history - 1) // BLOCK_SIZE * BLOCK_SIZE
-            assert output.usage.prompt_tokens == len(
-                engine.tokenizer.encode(engine.render(session.messages[:-1]))
-            )
+            assert output.usage.prompt_tokens == len(engine.tokenizer.encode(engine.render(session.messages[:-1])))
             assert session.messages[-2:] == [
                 {"role": "user", "content": content},
                 {"role": "assistant", "content": output.text},
@@ -110,6 +108,18 @@ def test_an_answer_cut_at_a_stop_string_is_continued(engine: Engine) -> None:
         output = session.send("Xyz", PARAMS)
         assert output.usage.cached_tokens >= (history - 1) // BLOCK_SIZE * BLOCK_SIZE
         assert output.usage.prompt_tokens == len(engine.tokenizer.encode(engine.render(session.messages[:-1])))
+
+
+def test_the_end_token_of_an_answer_is_not_repeated(engine: Engine) -> None:
+    ending = SamplingParams(min_tokens=5, logit_bias={0: -100.0, 1: 100.0})
+    with engine.session() as session:
+        first = session.send("hello", ending)
+        assert first.finish_reason == "stop"
+        assert first.token_ids[-1] == 1
+        assert len(first.text) == 5
+        second = session.send("Xyz", PARAMS)
+        assert second.usage.prompt_tokens == len(engine.tokenizer.encode(engine.render(session.messages[:-1])))
+        assert second.usage.cached_tokens == (first.usage.prompt_tokens + 5) // BLOCK_SIZE * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("num_deltas", [0, 1, 3])

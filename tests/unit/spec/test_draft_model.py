@@ -137,7 +137,7 @@ def test_requests_are_drafted_side_by_side() -> None:
     drafts = desk.proposer.propose(requests, [3, 0, 1, 2])
     for request, draft, horizon in zip(requests, drafts, [3, 0, 1, 2], strict=True):
         assert list(draft.token_ids) == continuation(request.token_ids, horizon)
-    assert [len(item.token_ids) for item in desk.runner.inputs] == [2, 4, 5] + [1, 1] + [1]
+    assert [len(item.token_ids) for item in desk.runner.inputs] == [2, 4, 5, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,10 @@ class KVStore:
         device: torch.device,
     ) -> None:
         shape = (num_blocks * block_size, num_kv_heads, head_dim)
-        # Zeros rather than empty: a masked position still multiplies V, and 0 * NaN would be NaN.
-        self.keys: list[Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values: list[Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        # Uninitialised, so that memory is taken only as blocks come into use. Backends must not read a slot beyond a
+        # sequence's kv_len, not even to mask it: 0 * NaN would be NaN.
+        self.keys: list[Tensor] = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values: list[Tensor] = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
     @staticmethod
     def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

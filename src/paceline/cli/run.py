@@ -78,7 +78,7 @@ def run(
         view = StreamView(Console(stderr=as_json, soft_wrap=True, highlight=False))
         baseline: Output | None = None
         if compare:
-            _warm_up(engine, request)
+            _warm_up(engine)
             view.title("without speculation")
             baseline = _answer(engine, request, params, replace(speculation, mode="off"), view)
             engine.reset_prefix_cache()  # both turns start cold
@@ -101,10 +101,9 @@ def _answer(
     raise AssertionError("a stream ends with its output")
 
 
-def _warm_up(engine: Engine, prompt: Prompt) -> None:
-    """The first pass through fresh memory is slower; neither side of a comparison should pay for it."""
-    engine.generate(prompt, SamplingParams(max_tokens=8, ignore_eos=True))
-    engine.reset_prefix_cache()
+def _warm_up(engine: Engine) -> None:
+    """The first passes are slower; neither side of a comparison should pay for it."""
+    engine.generate("def main():\n", SamplingParams(max_tokens=4, ignore_eos=True))
 
 
 def _prompt_text(prompt: str | None, prompt_file: Path | None) -> str:

@@ -47,3 +47,7 @@ class ChatTemplateError(InvalidPromptError):
 
 class BackendUnavailableError(PacelineError):
     """The requested backend, device or dtype cannot serve on this machine."""
+
+
+class BenchmarkError(PacelineError):
+    """A benchmark cannot run as asked: an unknown suite, unreadable questions, a history with too little in it."""

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paceline.cli import options
 from paceline.cli.stream_view import StreamView
-from paceline.errors import InvalidPromptError
+from paceline.errors import InvalidParameterError, InvalidPromptError
 from paceline.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -114,3 +114,5 @@ def _read_line(notes: Console) -> str | None:
     except (EOFError, KeyboardInterrupt):
         notes.print()
         return None
+    except UnicodeDecodeError:
+        raise InvalidParameterError("standard input is not UTF-8 text; convert it first") from None

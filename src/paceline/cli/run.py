@@ -112,10 +112,17 @@ def _prompt_text(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt_file is not None:
         text = options.read_text(prompt_file, "--prompt-file")
     else:
-        text = sys.stdin.read() if prompt == "-" else str(prompt)
+        text = _read_standard_input() if prompt == "-" else str(prompt)
     if not text.strip():
         raise InvalidParameterError("the prompt is empty; say what the model should do")
     return text
+
+
+def _read_standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise InvalidParameterError("standard input is not UTF-8 text; convert it first") from None
 
 
 def _messages(text: str, files: Sequence[Path], system: str | None) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
+from rich.segment import Segment, Segments
 
 from paceline.engine.output import Delta
 
@@ -27,8 +27,11 @@ class StreamView:
 
     def show(self, delta: Delta) -> None:
         """Print a delta's text."""
-        for piece in delta.pieces:
-            self._console.print(Text(piece.text, style=STYLES.get(piece.origin, "")), end="")
+        # As segments, because rich's Text turns tabs into spaces and drops carriage returns.
+        segments = [
+            Segment(piece.text, self._console.get_style(STYLES.get(piece.origin, "none"))) for piece in delta.pieces
+        ]
+        self._console.print(Segments(segments), end="")
         if delta.text:
             self._ends_line = delta.text.endswith("\n")
             self._console.file.flush()

@@ -150,8 +150,8 @@ def _fit(engine: Engine, prompt: list[int], draws: int, mode: Speculation) -> _C
     """Chi-square of sampled continuations against the target's own probabilities.
 
     The first two tokens after the prompt are drawn many times and their frequencies compared with the target's top-k
-    distribution. The likeliest answer is offered as a prediction (or a draft model drafts), so that accepting, rejecting
-    and recovering are all exercised at the second token.
+    distribution. The likeliest answer is offered as a prediction (or a draft model drafts), so that accepting,
+    rejecting and recovering are all exercised at the second token.
     """
     from paceline.sampling.goodness import chi_square_p_value
 

@@ -197,6 +197,7 @@ class EngineCore:
                 source=state.draft.source,
                 num_rows=num_rows,
                 num_blocks=num_blocks,
+                num_computed_tokens=item.request.num_computed_tokens,
                 draft_ms=clock.draft_ms,
                 forward_ms=clock.forward_ms,
                 step_ms=clock.step_ms,

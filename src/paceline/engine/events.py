@@ -18,7 +18,8 @@ class StepEvent:
         source: the proposer of the drafts, or "none".
         final_token: whether the step's last token was recovered after a rejection or a bonus.
         num_rows: rows of the target's forward pass, over all requests.
-        num_blocks: blocks the request holds.
+        num_blocks: blocks the request held during the step.
+        num_computed_tokens: its tokens whose K/V are computed and verified, after the step.
         draft_ms, forward_ms, step_ms: time of proposing, of the target's forward pass, and of the whole step.
     """
 
@@ -31,6 +32,7 @@ class StepEvent:
     source: str
     num_rows: int
     num_blocks: int
+    num_computed_tokens: int
     draft_ms: float
     forward_ms: float
     step_ms: float

@@ -71,6 +71,9 @@ class DraftModelProposer:
         ]
         active = [item for item in rounds if item.horizon > 0]
         for item in active:
+            # A step that failed midway leaves the counter among drafts that were never judged.
+            num_committed = item.request.num_tokens - 1
+            item.request.num_draft_computed_tokens = min(item.request.num_draft_computed_tokens, num_committed)
             self._catch_up(item.request)
         while active:
             logits = self._runner.run([self._next_input(item) for item in active])

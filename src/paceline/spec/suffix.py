@@ -104,4 +104,9 @@ class SuffixProposer:
         end, length = index.match(request.token_ids[-MAX_MATCH:])
         if length == 0:
             return NO_DRAFT
-        return Draft(index.continuation(end, horizon), self.name)
+        token_ids = index.continuation(end, horizon)
+        # Where the known text ends the draft goes on copying from itself: a run or a period is expected to continue.
+        period = len(index) - end
+        while len(token_ids) < horizon:
+            token_ids.append(token_ids[-period])
+        return Draft(token_ids, self.name)

@@ -62,7 +62,9 @@ def test_theory_prints_the_closed_forms(cli: Callable[..., Result]) -> None:
     assert result.status == 0
     assert "best horizon: 4" in result.out
     # E[K] = .8 + .64 + .512 + .4096 and speedup = (E[K] + 1) / 1.4
-    assert [line.strip("│ ") for line in result.out.splitlines() if "2.36" in line] == ["4 │ 2.36 │            3.36 │   2.40x"]
+    assert [line.strip("│ ") for line in result.out.splitlines() if "2.36" in line] == [
+        "4 │ 2.36 │            3.36 │   2.40x"
+    ]
     assert sum("x │" in line for line in result.out.splitlines()) == 5
 
 
@@ -72,7 +74,16 @@ def test_env_names_what_a_bug_report_needs(
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     result = cli("env")
     assert result.status == 0
-    for word in (__version__, "torch", "tokenizers", "processor", "backend", str(tmp_path), "smollm2-135m", "not fetched"):
+    for word in (
+        __version__,
+        "torch",
+        "tokenizers",
+        "processor",
+        "backend",
+        str(tmp_path),
+        "smollm2-135m",
+        "not fetched",
+    ):
         assert word in result.out
 
 
@@ -99,12 +110,25 @@ def test_piped_text_is_passed_on_untouched(texts: list[str]) -> None:
 def test_accepted_drafts_are_coloured_on_a_terminal() -> None:
     file = io.StringIO()
     view = StreamView(Console(file=file, force_terminal=True, color_system="standard", soft_wrap=True, highlight=False))
-    view.show(Delta("ab\tc", [TokenPiece("a", "bonus"), TokenPiece("b\t", "suffix"), TokenPiece("c", "model")], [1, 2, 3]))
+    view.show(
+        Delta("ab\tc", [TokenPiece("a", "bonus"), TokenPiece("b\t", "suffix"), TokenPiece("c", "model")], [1, 2, 3])
+    )
     assert file.getvalue() == "a\x1b[32mb\t\x1b[0m\x1b[36mc\x1b[0m"
 
 
 def test_the_module_is_a_program(tiny_checkpoint: Path) -> None:
-    command = [sys.executable, "-m", "paceline", "run", "abc", "--max-tokens", "4", "--model", str(tiny_checkpoint)]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "abc",
+        "--raw",
+        "--max-tokens",
+        "4",
+        "--model",
+        str(tiny_checkpoint),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
     assert len(done.stdout) == 5

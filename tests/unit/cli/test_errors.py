@@ -81,9 +81,7 @@ def assert_refused(result: Result, message: str) -> None:
         ("abc --draft MISSING", "no model"),
     ],
 )
-def test_bad_input_of_run(
-    cli: Callable[..., Result], places: dict[str, Path], arguments: str, message: str
-) -> None:
+def test_bad_input_of_run(cli: Callable[..., Result], places: dict[str, Path], arguments: str, message: str) -> None:
     words = [str(places.get(word, word)) for word in arguments.split()]
     assert_refused(cli("run", *words, "--model", places["MODEL"]), message)
 
@@ -95,6 +93,9 @@ def test_an_empty_prompt(cli: Callable[..., Result], places: dict[str, Path]) ->
 
 def test_standard_input_that_is_not_text(cli: Callable[..., Result], places: dict[str, Path]) -> None:
     assert_refused(cli("run", "-", "--model", places["MODEL"], stdin=b"\xff\xfe\x00"), "not UTF-8 text")
+    result = cli("chat", "--model", places["MODEL"], stdin=b"\xff\xfe\x00\n")
+    assert result.status == 2
+    assert result.err.splitlines()[-1] == "paceline: standard input is not UTF-8 text; convert it first"
 
 
 @pytest.mark.parametrize(

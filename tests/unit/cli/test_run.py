@@ -57,7 +57,9 @@ def user(content: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content}]
 
 
-def test_the_answer_goes_to_stdout_the_numbers_to_stderr(run: Callable[..., Result], answer: Callable[..., str]) -> None:
+def test_the_answer_goes_to_stdout_the_numbers_to_stderr(
+    run: Callable[..., Result], answer: Callable[..., str]
+) -> None:
     result = run("abc")
     assert result.status == 0
     assert result.out == answer(user("abc")) + "\n"
@@ -105,9 +107,7 @@ def test_compare_for_people(run: Callable[..., Result], answer: Callable[..., st
         assert word in result.err
 
 
-def test_where_the_prompt_comes_from(
-    run: Callable[..., Result], answer: Callable[..., str], tmp_path: Path
-) -> None:
+def test_where_the_prompt_comes_from(run: Callable[..., Result], answer: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("Xyz")
     expected = answer(user("Xyz")) + "\n"
@@ -116,7 +116,9 @@ def test_where_the_prompt_comes_from(
     assert run("--prompt-file", path).out == expected
 
 
-def test_files_and_system_join_the_prompt(run: Callable[..., Result], answer: Callable[..., str], tmp_path: Path) -> None:
+def test_files_and_system_join_the_prompt(
+    run: Callable[..., Result], answer: Callable[..., str], tmp_path: Path
+) -> None:
     first, second = tmp_path / "a.py", tmp_path / "b.txt"
     first.write_text("x = 1\n\n")
     second.write_text("two")

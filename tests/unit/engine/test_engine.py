@@ -191,6 +191,26 @@ def test_cancelling_what_is_unknown_or_done_is_ignored(plain_engine: Engine) -> 
     assert not plain_engine.step()
 
 
+def test_a_step_that_fails_leaves_the_other_requests_whole(
+    make_engine: Callable[..., Engine], plain_tokens: Callable[[str, int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BrokenRunner:
+        def run(self, inputs: Any) -> Any:
+            raise MemoryError("no room for the activations")
+
+    engine = make_engine(block_size=4, draft="self")
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    failing, surviving = (engine.stream(prompt, params, speculation=SELF_DRAFT) for prompt in ("abcabc", PROMPT))
+    tokens = [token_id for _ in range(2) for token_id in (next(failing), next(surviving))[1].token_ids]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.core, "_runner", BrokenRunner())
+        with pytest.raises(MemoryError):
+            list(failing)
+    tokens += [token_id for delta in surviving for token_id in delta.token_ids]
+    assert tokens == plain_tokens(PROMPT, 40)
+    assert_idle(engine)
+
+
 # ---- batches -------------------------------------------------------------------------------------------------------
 
 

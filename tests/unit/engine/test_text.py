@@ -80,9 +80,7 @@ letters = st.text("ab", max_size=3)
 def test_agrees_with_looking_at_everything(
     texts: list[str], stop: list[str], include_stop: bool, min_tokens: int, drain_every: int
 ) -> None:
-    text, used, shown = run(
-        texts, stop, include_stop=include_stop, min_tokens=min_tokens, drain_every=drain_every
-    )
+    text, used, shown = run(texts, stop, include_stop=include_stop, min_tokens=min_tokens, drain_every=drain_every)
     assert (text, used) == naive(texts, stop, include_stop=include_stop, min_tokens=min_tokens)
     assert "".join(shown) == text
     assert all(shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pytest
@@ -26,10 +26,10 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(tracker_module, "time", clock)
-    yield clock
+    return clock
 
 
 def request() -> Request:
@@ -37,7 +37,7 @@ def request() -> Request:
 
 
 def event(drafted: int = 0, accepted: int = 0, source: str = "none") -> StepEvent:
-    return StepEvent("r", 1, drafted, drafted, accepted, "bonus", source, drafted + 1, 1, 0.0, 0.0, 0.0)
+    return StepEvent("r", 1, drafted, drafted, accepted, "bonus", source, drafted + 1, 1, 0, 0.0, 0.0, 0.0)
 
 
 def follow(clock: Clock, steps: Sequence[Step]) -> RequestTracker:

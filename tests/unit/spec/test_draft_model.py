@@ -273,7 +273,7 @@ def test_rows_of_padding_make_no_difference(make_engine: Callable[..., Engine], 
     ):
         output = engine.generate("abcabc", params, speculation=Speculation("static", 4, MODEL_ONLY))
         assert output.usage.completion_tokens == 60
-        assert output.speculation.num_draft_tokens > 100
+        assert output.speculation.num_draft_tokens > 50
         assert max(output.token_ids) < 64
 
 

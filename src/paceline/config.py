@@ -19,7 +19,8 @@ class CacheConfig:
     """The paged KV cache.
 
     Attributes:
-        block_size: token slots per block. Smaller wastes less, larger has shorter tables.
+        block_size: token slots per block. Smaller wastes less, larger has shorter tables; one as long as the context
+            is the contiguous buffer that paging replaced.
         kv_memory_bytes: budget for the K/V of target and draft together; None takes room for a few full contexts,
             at most a quarter of the machine's memory.
         enable_prefix_cache: keep verified blocks after a request ends and share them between requests.
@@ -30,8 +31,8 @@ class CacheConfig:
     enable_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block_size <= 1024:
-            raise InvalidParameterError(f"block_size must be from 1 to 1024, got {self.block_size}")
+        if self.block_size < 1:
+            raise InvalidParameterError(f"block_size must be 1 or more, got {self.block_size}")
         if self.kv_memory_bytes is not None and self.kv_memory_bytes < 1:
             raise InvalidParameterError(f"kv_memory_bytes must be positive, got {self.kv_memory_bytes}")
 

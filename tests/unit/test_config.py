@@ -68,7 +68,7 @@ def test_unknown_options_get_a_hint(name: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("section", "name", "good", "bad"),
     [
-        (CacheConfig, "block_size", [1, 1024], [0, -1, 1025]),
+        (CacheConfig, "block_size", [1, 1024, 8192], [0, -1]),
         (CacheConfig, "kv_memory_bytes", [1, None], [0, -5]),
         (SchedulerConfig, "max_num_seqs", [1], [0, -1]),
         (SchedulerConfig, "max_num_batched_tokens", [1], [0, -1]),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import theory as formulas
+from paceline.errors import InvalidParameterError
 from paceline.request import MAX_SPEC_TOKENS
 
 
@@ -21,6 +22,8 @@ def theory(
 
     E[K] = sum over i of alpha^i, the expected number of accepted tokens; speedup = (E[K] + 1) / (gamma r + 1).
     """
+    if not 1 <= max_horizon <= MAX_SPEC_TOKENS:
+        raise InvalidParameterError(f"--max-horizon must be from 1 to {MAX_SPEC_TOKENS}, got {max_horizon}")
     best = formulas.best_horizon(alpha, r, max_horizon)
     table = Table(title=f"Speculation at alpha = {alpha:g}, r = {r:g}", caption=f"best horizon: {best}")
     for heading in ("horizon", "E[K]", "tokens per pass", "speedup"):

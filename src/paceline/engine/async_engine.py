@@ -111,6 +111,9 @@ class AsyncEngine:
         while self._wait_for_work(has_calls=bool(calls)):
             while self._arrivals:
                 calls += self._submit(self._arrivals.popleft())
+            for call in calls:
+                if call.is_abandoned:
+                    self.engine.cancel(call.request_id)
             try:
                 self.engine.step()
             except Exception as error:  # the callers must learn of it: a thread that dies silently is a hang
@@ -146,8 +149,6 @@ class AsyncEngine:
 
     def _deliver(self, call: _Call) -> bool:
         """Hand a call its deltas; False when there will be no more."""
-        if call.is_abandoned:
-            self.engine.cancel(call.request_id)
         deltas = self.engine.take(call.request_id)
         for delta in deltas:
             call.put(delta)

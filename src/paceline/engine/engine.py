@@ -48,7 +48,7 @@ class Engine:
         self.core: EngineCore = parts.core
         self.tokenizer = parts.tokenizer
         self.info: EngineInfo = parts.info
-        self._chat: ChatTemplate | None = None  # compiled at first use: a base model may have none
+        self._chat: ChatTemplate | None = None
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._inboxes: dict[str, list[Delta]] = {}
@@ -69,18 +69,27 @@ class Engine:
         """Have ``listener`` called with a StepEvent for each request of each step, on the stepping thread."""
         self.core.listeners.append(listener)
 
-    def render(self, messages: Sequence[Message], **template_options: Any) -> str:
-        """The model's chat template applied to messages, ready for the assistant's turn.
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template, compiled at first use: a base model may have none.
 
         Raises:
-            ChatTemplateError: the model has no template, or the template rejects the messages.
+            ChatTemplateError: there is none, or it is malformed.
         """
         if self._chat is None:
             tokenizer = self.tokenizer
             self._chat = ChatTemplate(
                 tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
             )
-        return self._chat.render(messages, **template_options)
+        return self._chat
+
+    def render(self, messages: Sequence[Message], **template_options: Any) -> str:
+        """The model's chat template applied to messages, ready for the assistant's turn.
+
+        Raises:
+            ChatTemplateError: the model has no template, or the template rejects the messages.
+        """
+        return self.chat_template.render(messages, **template_options)
 
     def generate(
         self,

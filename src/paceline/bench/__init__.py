@@ -1,0 +1,1 @@
+"""The benchmark: agent coding tasks, arms, measures, statistics and the report."""

@@ -34,6 +34,7 @@ class PeerSpec:
     Attributes:
         requirements: what pip installs into its environment, pinned.
         build_environment: variables that pip's build sees.
+        amx_build_environment: more of them, where the processor has AMX.
         worker: the script that serves it, in this folder.
         notice: what a user should know while it is being installed.
     """
@@ -44,6 +45,7 @@ class PeerSpec:
     arms: Sequence[PeerArm]
     notice: str
     build_environment: Mapping[str, str] = field(default_factory=dict)
+    amx_build_environment: Mapping[str, str] = field(default_factory=dict)
 
 
 PEERS = {
@@ -54,6 +56,10 @@ PEERS = {
             requirements=("llama-cpp-python==0.3.36",),
             # This processor's instructions; no library for images.
             build_environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
+            # llama.cpp sets up AMX through a header of GCC 12 that does not tell the compiler which bytes are read.
+            # Without these flags it drops the stores of the tile shapes, and the first matrix product dies of
+            # SIGILL (llama.cpp#26954).
+            amx_build_environment={"CXXFLAGS": "-fno-tree-dse -fno-dse"},
             worker="worker_llama_cpp.py",
             notice="compiles for several minutes",
             arms=(

@@ -14,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock
 from rich.console import Console
 
+from paceline.bench.machine import Machine
 from paceline.bench.peers.catalog import PeerSpec
 from paceline.errors import BenchmarkError
 
@@ -21,6 +22,7 @@ RunLines = Callable[[Sequence[str], Mapping[str, str]], Iterator[str]]
 """(command, environment) -> the lines it prints, as they come. A non-zero exit status raises BenchmarkError."""
 
 _MARKER = "complete.json"
+_PYTHON = "bin/python"
 
 
 def ensure_peer(spec: PeerSpec, home: Path, console: Console, *, run_lines: RunLines | None = None) -> Path:
@@ -34,14 +36,15 @@ def ensure_peer(spec: PeerSpec, home: Path, console: Console, *, run_lines: RunL
     """
     folder = home / spec.name
     marker = folder / _MARKER
-    wanted = json.dumps({"requirements": list(spec.requirements), "build": dict(spec.build_environment)})
-    python = folder / "bin" / "python"
+    build = _build_environment(spec)
+    wanted = json.dumps({"requirements": list(spec.requirements), "build": build})
+    python = folder / _PYTHON
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{spec.name}.lock"):
             if not _holds(marker, wanted) or not python.exists():
                 shutil.rmtree(folder, ignore_errors=True)
-                _install(spec, folder, python, home / f"{spec.name}.log", console, run_lines or _run_lines)
+                _install(spec, build, folder, home / f"{spec.name}.log", console, run_lines or _run_lines)
                 temporary = marker.with_suffix(".partial")
                 temporary.write_text(wanted, encoding="utf-8")
                 os.replace(temporary, marker)
@@ -54,13 +57,22 @@ def _holds(path: Path, text: str) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text
 
 
-def _install(spec: PeerSpec, folder: Path, python: Path, log: Path, console: Console, run_lines: RunLines) -> None:
-    environment = {**os.environ, **spec.build_environment}
+def _build_environment(spec: PeerSpec) -> dict[str, str]:
+    has_amx = "amx_int8" in Machine.here().instructions
+    return {**spec.build_environment, **(spec.amx_build_environment if has_amx else {})}
+
+
+def _install(
+    spec: PeerSpec, build: Mapping[str, str], folder: Path, log: Path, console: Console, run_lines: RunLines
+) -> None:
+    environment = {**os.environ, **build}
+    python = str(folder / _PYTHON)
     # -I: no file of the current folder may pass for a module.
-    commands = [
-        [sys.executable, "-I", "-m", "venv", str(folder)],
-        [str(python), "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *spec.requirements],
-    ]
+    venv = [sys.executable, "-I", "-m", "venv", str(folder)]
+    pip = [python, "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    if build:
+        pip.append("--no-cache-dir")  # a wheel kept there may have been compiled with other flags
+    commands = [venv, [*pip, *spec.requirements]]
     label = f"Installing {spec.name} ({spec.notice})"
     if not console.is_terminal:
         console.print(label, highlight=False, soft_wrap=True)

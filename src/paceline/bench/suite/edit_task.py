@@ -113,7 +113,7 @@ def build_edit_task(spec: EditSpec, step: Step) -> Task:
         )
         prompt = tool_result("run_command", "\n".join(step.log[:8]) + "\n\n$ git status --short\n(clean)")
     if rank(*key, "search") % 3 == 0:
-        word = first.name.rpartition(".")[2]
+        word = first.name.removesuffix(".__init__").rpartition(".")[2]
         add(prompt, f"Let me find where `{word}` is used.\n" + tool_call("search", pattern=rf"\b{word}\b", path="."))
         prompt = tool_result("search", grep(_nearby(step.old, first.path), word))
     add(prompt, f"{lead}\n{read}")

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from paceline.bench.suite import load_suite, stratified, suite_sha256
+from paceline.bench.suite.archives import fetch
 from paceline.bench.suite.bug_task import PART as BUG_FIX
+from paceline.bench.suite.edit_task import build_edit_task
 from paceline.bench.suite.implement_task import PART as IMPLEMENT
 from paceline.bench.suite.implement_task import ImplementSpec, build_implement_task, refactored
 from paceline.bench.suite.manifest import Manifest
+from paceline.bench.suite.suite import release_step
 from paceline.bench.suite.tool_task import PART as TOOLS
 from paceline.errors import BenchmarkError
 from paceline.loader.catalog import paceline_home
@@ -70,7 +72,32 @@ def test_the_suite_built_from_the_package_index_is_the_one_that_was_committed() 
             assert 64 <= turn.max_tokens <= 256
             assert turn.gold.strip()
             assert all(message["content"].strip() for message in turn.messages)
-        assert not task.turns[-1].messages[-1]["content"].endswith("\n")
-    committed = json.dumps([task.turns[0].messages[0]["content"] for task in tasks[:1]])
-    assert "tool_call" in committed
+    assert len({task.turns[0].messages[0]["content"] for task in tasks}) == 1  # one system prompt for all
     assert len(load_suite("humaneval", home=paceline_home())) == 164
+
+
+@pytest.mark.long
+def test_every_search_block_applies_to_the_file_as_it_is_then() -> None:
+    manifest = Manifest.shipped()
+    archives = fetch(manifest.sources, paceline_home() / "bench")
+    num_blocks = 0
+    for step in (*manifest.releases, *manifest.commits):
+        sources = release_step(step, archives)
+        for spec in step.tasks:
+            files = dict(sources.old)
+            edits = [turn for turn in build_edit_task(spec, sources).turns if turn.kind == "edit"]
+            for change, shape, turn in zip(spec.changes, spec.shapes, edits, strict=True):
+                new = "\n".join(change.new.lines(sources.new[change.path].split("\n")))
+                if shape == "function":
+                    assert turn.prediction is not None
+                    assert new in turn.gold
+                    assert files[change.path].count(turn.prediction) == 1
+                    files[change.path] = files[change.path].replace(turn.prediction, new)
+                    continue
+                for block in turn.gold.split("<<<<<<< SEARCH\n")[1:]:
+                    search, _, rest = block.partition("=======\n")
+                    assert files[change.path].count(search) == 1
+                    files[change.path] = files[change.path].replace(search, rest.partition(">>>>>>> REPLACE")[0])
+                    num_blocks += 1
+                assert new in files[change.path]
+    assert num_blocks > 50

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +20,15 @@ from paceline.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from paceline.bench.arms import CacheKind
+    from paceline.bench.drive import Mode, Runner
+    from paceline.bench.peers.runner import PeerRunner
     from paceline.bench.records import Task, TurnRecord
     from paceline.bench.results import RunInfo
     from paceline.engine.engine import Engine
 
 QUICK_TASKS = 5
-MODES = ("scripted", "free", "gold")
+# None: gold replay, which runs no target.
+MODES: dict[str, Mode | None] = {"scripted": "scripted", "free": "free", "gold": None}
 
 
 def bench(
@@ -39,6 +44,9 @@ def bench(
     arms: Annotated[
         str | None, typer.Option("--arms", metavar="LIST", help="autoregressive, static-4, suffix, dynamic, ...")
     ] = None,
+    peers: Annotated[
+        str, typer.Option("--peers", metavar="LIST", help="Other engines beside: llama-cpp, openvino, transformers.")
+    ] = "",
     mode: Annotated[
         str, typer.Option("--mode", help="scripted: gold history; free: own answers; gold: proposers against gold.")
     ] = "scripted",
@@ -59,12 +67,16 @@ def bench(
 
     An interrupted run continues where it stopped when it is started again with the same folder.
     """
+    from paceline.bench.peers.catalog import parse_peers
     from paceline.bench.report.write import write_report
     from paceline.bench.results import read_records, summarise
 
     chosen = parse_arms(arms or ",".join(QUICK_ARMS if quick else DEFAULT_ARMS))
     if mode not in MODES:
         raise InvalidParameterError(f"--mode must be one of {', '.join(MODES)}, got {mode!r}")
+    rivals = parse_peers(peers)
+    if rivals and mode != "scripted":
+        raise InvalidParameterError("--peers needs --mode scripted, so that all engines answer the same prompts")
     notes = Console(stderr=True)
     workload = _load_tasks(suite, git, tasks or (QUICK_TASKS if quick else None), seed, notes)
     engines = _Engines(
@@ -81,13 +93,15 @@ def bench(
         "model": model,
         "draft": draft,
         "arms": [arm.name for arm in chosen],
+        "peers": rivals,
         "tasks": [task.task_id for task in workload],
     }
     log = _open_log(out, settings)
     try:
-        info = _run(workload, chosen, engines, mode, seed, log, notes)
+        info = _run(workload, chosen, rivals, engines, MODES[mode], seed, log, notes)
     finally:
         engines.close()
+    info = replace(info, suite=f"{git or suite}: {info.suite}")
     records = read_records(log)
     summary = summarise(records, info)
     paths = write_report(summary, records, out)
@@ -103,7 +117,7 @@ class _Engines:
     def __init__(
         self, model: str, draft: str, machine: dict[str, Any], *, max_model_len: int | None, block_size: int
     ) -> None:
-        self._model, self._draft, self._machine = model, draft, machine
+        self.model, self._draft, self._machine = model, draft, machine
         self._max_model_len, self._block_size = max_model_len, block_size
         self._made: dict[CacheKind, Engine] = {}
 
@@ -125,66 +139,121 @@ class _Engines:
 
     def _make(self, block_size: int, max_model_len: int | None, **extra: Any) -> Engine:
         return options.make_engine(
-            self._model, self._draft, block_size=block_size, max_model_len=max_model_len, **self._machine, **extra
+            self.model, self._draft, block_size=block_size, max_model_len=max_model_len, **self._machine, **extra
         )
 
 
 def _run(
     workload: Sequence[Task],
     arms: Sequence[Arm],
+    peers: Sequence[str],
     engines: _Engines,
-    mode: str,
+    mode: Mode | None,
     seed: int,
     log: Path,
     notes: Console,
 ) -> RunInfo:
-    """Run what the log does not hold yet, append it task by task, and say what was run on."""
+    """Run what the log does not hold yet, append it task by task, and say what was run on; mode None is gold replay."""
     import torch
 
-    from paceline.bench.drive import EngineRunner, run_suite
     from paceline.bench.machine import Machine
     from paceline.bench.measure import KVLayout
-    from paceline.bench.replay import replay_task
     from paceline.bench.results import RunInfo, append_records, read_records
 
     done = {(record.arm, record.task_id) for record in read_records(log)}
-    paged = engines.get("paged")
-    batches: Iterable[list[TurnRecord]]
-    if mode == "gold":
-        pairs = [(task, arm) for task in workload for arm in arms if (arm.name, task.task_id) not in done]
-        template = paged.chat_template
-        batches = (list(replay_task(task, arm, paged.tokenizer, template)) for task, arm in pairs)
-    else:
-        runner = EngineRunner({kind: engines.get(kind) for kind in {arm.cache for arm in arms}})
-        runner.warm_up()
-        batches = run_suite(
-            runner, workload, arms, mode="scripted" if mode == "scripted" else "free", seed=seed, done=done
-        )
-    total = len(workload) * len(arms)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes) as progress:
-        bar = progress.add_task("tasks x arms", total=total, completed=min(len(done), total))
-        for batch in batches:
-            append_records(log, batch)
-            progress.advance(bar)
-    info = paged.info
+    with ExitStack() as stack:
+        runners = _start_peers(peers, engines, notes, stack) if peers else {}
+        everyone = [*arms, *(runner.arm for runner in runners.values())]
+        if mode is None:
+            batches = _replay(workload, arms, engines, done)
+        else:
+            batches = _serve(workload, everyone, runners, engines, mode, seed, done, notes)
+        total = len(workload) * len(everyone)
+        with Progress(*_COLUMNS, console=notes) as progress:
+            bar = progress.add_task("tasks x arms", total=total, completed=min(len(done), total))
+            for batch in batches:
+                append_records(log, batch)
+                progress.advance(bar)
+    info = engines.get("paged").info
     bytes_per_slot = info.kv_bytes // (info.num_blocks * info.block_size)
     slots = {"paged": info.block_size, "contiguous": info.max_model_len}
     return RunInfo(
         machine=Machine.here(num_threads=torch.get_num_threads(), accelerator=None),
         model=info.model,
         draft=info.draft,
-        suite=f"{log.parent.name}: {len(workload)} tasks, {mode}",
+        suite=f"{len(workload)} tasks, {mode or 'gold replay'}",
         kv_budget_bytes=info.kv_bytes,
         layouts={arm.name: KVLayout(slots[arm.cache], bytes_per_slot) for arm in arms},
     )
+
+
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+    TextColumn("left"),
+    TimeRemainingColumn(),
+)
+
+
+def _replay(
+    workload: Sequence[Task], arms: Sequence[Arm], engines: _Engines, done: Collection[tuple[str, str]]
+) -> Iterator[list[TurnRecord]]:
+    """The drafters against the recorded answers."""
+    from paceline.bench.replay import replay_task
+
+    engine = engines.get("paged")
+    for task in workload:
+        for arm in arms:
+            if (arm.name, task.task_id) not in done:
+                yield list(replay_task(task, arm, engine.tokenizer, engine.chat_template))
+
+
+def _serve(
+    workload: Sequence[Task],
+    arms: Sequence[Arm],
+    peers: Mapping[str, Runner],
+    engines: _Engines,
+    mode: Mode,
+    seed: int,
+    done: Collection[tuple[str, str]],
+    notes: Console,
+) -> Iterator[list[TurnRecord]]:
+    """This engine's arms and the peers', side by side."""
+    from paceline.bench.drive import EngineRunner, run_suite
+    from paceline.bench.peers.runner import RunnerByArm
+
+    own = EngineRunner({arm.cache: engines.get(arm.cache) for arm in arms if arm.name not in peers})
+    own.warm_up()
+    return run_suite(
+        RunnerByArm(own, peers),
+        workload,
+        arms,
+        mode=mode,
+        seed=seed,
+        done=done,
+        on_dropped=lambda arm, error: notes.print(f"{arm.name} is left out: {error}", markup=False),
+    )
+
+
+def _start_peers(names: Sequence[str], engines: _Engines, notes: Console, stack: ExitStack) -> dict[str, PeerRunner]:
+    import torch
+
+    from paceline.bench.peers.make import make_peer_runners
+    from paceline.loader.resolve import resolve_source
+
+    length = engines.get("paged").info.max_model_len
+    runners, _reasons = make_peer_runners(
+        names,
+        model_path=resolve_source(engines.model),
+        num_threads=torch.get_num_threads(),
+        console=notes,
+        context_length=length,
+    )
+    for runner in runners.values():
+        stack.callback(runner.close)
+    return runners
 
 
 def _load_tasks(suite: str, git: Path | None, count: int | None, seed: int, notes: Console) -> list[Task]:

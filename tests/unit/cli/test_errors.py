@@ -120,7 +120,7 @@ def test_bad_models(
     [
         ("--alpha 2", "acceptance rate"),
         ("--r -1", "cost ratio"),
-        ("--max-horizon -1", "horizon must be 0 or more"),
+        ("--max-horizon -1", "--max-horizon must be from 1 to 64"),
     ],
 )
 def test_bad_input_of_theory(cli: Callable[..., Result], arguments: str, message: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ SUPPORTED_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # llama.cpp interleaves the two halves of every rotated head for these; Qwen's rows keep Hugging Face's order.
 _INTERLEAVED = ("llama", "mistral")
 _ROPE_FACTORS = "rope_freqs.weight"
-_READERS = 2
 
 
 class GgufCheckpoint:
@@ -52,20 +50,15 @@ class GgufCheckpoint:
         return {renamed: self._file.tensors[name].shape for name, renamed in self._names.items()}
 
     def tensors(self, *, dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor with its Hugging Face name, in file order."""
-
-        def read(name: str) -> torch.Tensor:
+        """Every tensor with its Hugging Face name, dequantised one at a time."""
+        for name, renamed in self._names.items():
             tensor = self._file.read(name, dtype=dtype, device=device)
             if self.config.architecture in _INTERLEAVED:
                 if re.search(r"\.attn_q\.(weight|bias)$", name):
-                    return _separate_halves(tensor, self.config.num_heads)
-                if re.search(r"\.attn_k\.(weight|bias)$", name):
-                    return _separate_halves(tensor, self.config.num_kv_heads)
-            return tensor
-
-        # numpy lets go of the interpreter while it dequantises, so a second thread halves the time to first token.
-        with ThreadPoolExecutor(max_workers=_READERS) as pool:
-            yield from zip(self._names.values(), pool.map(read, self._names), strict=True)
+                    tensor = _separate_halves(tensor, self.config.num_heads)
+                elif re.search(r"\.attn_k\.(weight|bias)$", name):
+                    tensor = _separate_halves(tensor, self.config.num_kv_heads)
+            yield renamed, tensor
 
 
 def _separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -29,6 +29,7 @@ _MAX_ARRAY_DEPTH = 4
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
 _SLAB_ELEMENTS = 1 << 22  # dequantised at once: 16 MB of float32, so that peak memory stays near the result
+_ROW_ELEMENTS = 1 << 13  # what is handed to gguf as one row, at most: see _merge_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +143,10 @@ class GgufFile:
         raw: npt.NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
         raw = raw.reshape(num_rows, -1)
         result = torch.empty((num_rows, row_elements), dtype=dtype, device=device)
-        slab_rows = max(1, _SLAB_ELEMENTS // row_elements)
+        slab_rows = max(1, _SLAB_ELEMENTS // row_elements // 64 * 64)
         for start in range(0, num_rows, slab_rows):
             try:
-                numbers = dequantize(raw[start : start + slab_rows], tensor.kind)
+                numbers = dequantize(_merge_rows(raw[start : start + slab_rows], row_elements), tensor.kind)
             except NotImplementedError:
                 raise ModelFormatError(
                     f"{self.path}: tensor {name} has type {tensor.kind.name}, which cannot be dequantised; "
@@ -153,8 +154,21 @@ class GgufFile:
                 ) from None
             # The mapping is read-only; torch wants memory it may write to (float32 would otherwise be a view of it).
             slab = torch.from_numpy(np.require(numbers, np.float32, ("C", "W")))
-            result[start : start + slab_rows].copy_(slab)
+            result[start : start + slab_rows].copy_(slab.view(-1, row_elements))
         return result.reshape(tensor.shape)
+
+
+def _merge_rows(rows: npt.NDArray[np.uint8], row_elements: int) -> npt.NDArray[np.uint8]:
+    """The same blocks in fewer, longer rows.
+
+    gguf dequantises 16 rows per numpy call, whatever their length; short rows then cost more in calls than in work
+    (11 ms against 3 ms for a 576-wide tensor of 1,536 rows).
+    """
+    num_rows = rows.shape[0]
+    merged = 1
+    while 2 * merged * row_elements <= _ROW_ELEMENTS and num_rows % (2 * merged) == 0:
+        merged *= 2
+    return rows.reshape(num_rows // merged, -1)
 
 
 def _locate(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:

@@ -40,8 +40,8 @@ class _Reader(Protocol):
 def load_checkpoint(path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a .gguf file or a Hugging Face folder into ``dtype`` on ``device``.
 
-    Names, shapes and the tokenizer are checked before the first number is read; tensors are then converted a few at
-    a time, so peak memory is little more than the result.
+    Names, shapes and the tokenizer are checked before the first number is read; tensors are then converted one at
+    a time, so peak memory is the result plus one tensor of the file.
 
     Raises:
         ModelNotFoundError: nothing at ``path``.

@@ -11,7 +11,7 @@ from paceline.errors import InvalidParameterError
 from paceline.request import Speculation
 
 BackendName = Literal["auto", "torch", "cpu", "cuda"]
-DTypeName = Literal["auto", "fp32", "bf16"]
+DTypeName = Literal["auto", "fp32", "bf16", "int8", "int4"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from paceline.backends.kv_store import KVStore
+from paceline.backends.kv_store import KVShape
 from paceline.backends.onednn import PackedTorchBackend
 from paceline.backends.torch_ref import TorchBackend
 from paceline.loader.load import load_checkpoint
@@ -54,14 +54,8 @@ def make_runner(folder: Path, backend: TorchBackend, *, block_size: int = 4, num
     checkpoint = load_checkpoint(folder, dtype=backend.dtype)
     shape = checkpoint.config
     decoder = Decoder(shape, checkpoint.weights, backend, num_positions=num_blocks * block_size)
-    store = KVStore(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=backend.dtype,
-        device=backend.device,
+    store = backend.make_kv_store(
+        KVShape(num_blocks * block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim)
     )
     return ModelRunner(decoder, store, block_size=block_size, device=CPU)
 

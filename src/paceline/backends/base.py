@@ -7,8 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.backends.kv_store import KVStore
+from paceline.backends.kv_store import KVShape, KVStore
 from paceline.backends.metadata import AttentionMetadata
+from paceline.backends.quantized import Weight
 
 
 class Linear(Protocol):
@@ -16,6 +17,13 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor, /) -> Tensor:
         """Map [num_rows, in_features] to [num_rows, out_features]."""
+
+
+class Embedding(Protocol):
+    """A table of token vectors prepared for one backend."""
+
+    def __call__(self, token_ids: Tensor, /) -> Tensor:
+        """Rows [num_tokens, hidden] for ``token_ids`` [num_tokens]."""
 
 
 class Backend(Protocol):
@@ -31,13 +39,23 @@ class Backend(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of weights, activations and K/V."""
+        """The dtype of activations, and of weights unless the backend keeps them in a format of its own."""
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    @property
+    def keeps_quantized(self) -> bool:
+        """Whether `prepare_linear` takes weights as a file holds them quantised."""
+
+    def kv_bytes_per_token(self, shape: KVShape) -> int:
+        """Bytes that one token's K and V take over all layers."""
+
+    def make_kv_store(self, shape: KVShape) -> KVStore:
+        """Room for the K/V of one model."""
+
+    def prepare_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """Take over a weight [out_features, in_features] and an optional bias [out_features]."""
 
-    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """Rows of ``table`` [vocab_size, hidden] for ``token_ids`` [num_tokens]."""
+    def prepare_embedding(self, table: Weight, tied_head: Linear | None) -> Embedding:
+        """Take over a table [vocab_size, hidden]; ``tied_head`` is the prepared linear of the same weight, if any."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm over the last dimension (Zhang & Sennrich, arXiv 1910.07467)."""

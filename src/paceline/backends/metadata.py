@@ -49,6 +49,21 @@ class AttentionMetadata:
         return torch.tensor(slots, dtype=torch.int64, device=self.device)
 
     @cached_property
+    def rows(self) -> Tensor:
+        """Per sequence (query_start, query_len, kv_len): [num_sequences, 3] int32, as native code takes it."""
+        rows = [(item.query_start, item.query_len, item.kv_len) for item in self.sequences]
+        return torch.tensor(rows, dtype=torch.int32)
+
+    @cached_property
+    def block_tables(self) -> Tensor:
+        """Per sequence its blocks in use, [num_sequences, most blocks] int32, short ones filled up with 0."""
+        counts = [-(-item.kv_len // self.block_size) for item in self.sequences]
+        tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+        for table, item, count in zip(tables, self.sequences, counts, strict=True):
+            table[:count] = torch.tensor(item.block_ids[:count], dtype=torch.int32)
+        return tables
+
+    @cached_property
     def _masks(self) -> dict[tuple[int, int | None], Tensor | None]:
         return {}
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.backends.base import Linear
+from paceline.backends.quantized import Weight, as_tensor
 from paceline.backends.torch_ref import TorchBackend
 
 # The row count the packing is tuned for, and the longest inner dimension oneDNN sums in one piece.
@@ -48,6 +49,6 @@ class PackedLinear:
 class PackedTorchBackend(TorchBackend):
     """TorchBackend for fp32 on a CPU, with packed linears."""
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def prepare_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See :class:`Backend`; the packed copy replaces the weight."""
-        return PackedLinear(weight, bias)
+        return PackedLinear(as_tensor(weight, self.dtype), bias)

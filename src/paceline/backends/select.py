@@ -6,31 +6,63 @@ import os
 
 import torch
 
-from paceline.backends import onednn
+from paceline.backends import cpu, onednn
 from paceline.backends.base import Backend
 from paceline.backends.torch_ref import TorchBackend
 from paceline.config import RuntimeConfig
-from paceline.errors import BackendUnavailableError
+from paceline.errors import BackendUnavailableError, InvalidParameterError
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def select_backend(config: RuntimeConfig) -> Backend:
     """The backend for ``config``; PACELINE_BACKEND fills in where it says auto.
 
+    On a CPU that is the native one, unless fp32 is asked for, which torch computes.
+
     Raises:
-        BackendUnavailableError: the backend or device asked for is not there.
+        BackendUnavailableError: the backend, device or dtype asked for is not there.
+        InvalidParameterError: PACELINE_NUM_THREADS is not a number.
     """
     name = config.backend if config.backend != "auto" else os.environ.get("PACELINE_BACKEND", "auto")
-    if name not in ("auto", "torch"):
+    device = _device(config.device)
+    if name not in ("auto", "torch", "cpu"):
         raise BackendUnavailableError(
             f"backend {name!r} is not part of this build; use --backend torch (it runs on every torch device)"
         )
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
+    if name == "cpu" and (device.type != "cpu" or config.dtype == "fp32"):
+        raise BackendUnavailableError(
+            "backend 'cpu' computes on the CPU in bf16, int8 or int4; use --backend torch for other devices and fp32"
+        )
+    if name != "torch" and device.type == "cpu" and config.dtype != "fp32":
+        if cpu.is_available():
+            return cpu.CpuBackend(num_threads(config), config.dtype)
+        if name == "cpu":
+            raise BackendUnavailableError(
+                "backend 'cpu' needs the package's kernels, which are built with a C++ compiler; install one and "
+                "reinstall, or use --backend torch"
+            )
+        cpu.warn_unavailable()
+    dtype = _torch_dtype(config.dtype, device)
     if name == "auto" and device.type == "cpu" and dtype == torch.float32 and onednn.is_available():
         return onednn.PackedTorchBackend(device, dtype)
     return TorchBackend(device, dtype)
+
+
+def num_threads(config: RuntimeConfig) -> int:
+    """Threads to compute with: as configured, as PACELINE_NUM_THREADS says, or one per core this process may use.
+
+    Raises:
+        InvalidParameterError: PACELINE_NUM_THREADS is not a number.
+    """
+    if config.num_threads is not None:
+        return config.num_threads
+    text = os.environ.get("PACELINE_NUM_THREADS")
+    if not text:
+        return torch.get_num_threads()
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidParameterError(f"PACELINE_NUM_THREADS must be a whole number of 1 or more, got {text!r}")
+    return int(text)
 
 
 def _device(name: str) -> torch.device:
@@ -45,8 +77,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _torch_dtype(name: str, device: torch.device) -> torch.dtype:
     # fp32 on the CPU because there the greedy text must not depend on how many rows a pass verifies.
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return _DTYPES[name]
+    if name not in _TORCH_DTYPES:
+        raise BackendUnavailableError(f"dtype {name} needs the CPU backend; with torch use --dtype fp32 or bf16")
+    return _TORCH_DTYPES[name]

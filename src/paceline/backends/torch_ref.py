@@ -6,27 +6,39 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import Tensor
 
-from paceline.backends.base import Linear
-from paceline.backends.kv_store import KVStore
+from paceline.backends.base import Embedding, Linear
+from paceline.backends.kv_store import KVShape, KVStore, TorchKVStore
 from paceline.backends.metadata import AttentionMetadata
+from paceline.backends.quantized import Weight, as_tensor
 
 
 class TorchBackend:
     """Every operation as torch writes it; the oracle that faster backends are compared with."""
 
     name = "torch"
+    keeps_quantized = False
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """See :class:`Backend`; the weight is used as it is."""
-        return lambda x: F.linear(x, weight, bias)
-
-    def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
+    def kv_bytes_per_token(self, shape: KVShape) -> int:
         """See :class:`Backend`."""
-        return F.embedding(token_ids, table)
+        return shape.numbers_per_token * self.dtype.itemsize
+
+    def make_kv_store(self, shape: KVShape) -> KVStore:
+        """See :class:`Backend`."""
+        return TorchKVStore(shape, dtype=self.dtype, device=self.device)
+
+    def prepare_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        """See :class:`Backend`; the weight is used as it is."""
+        plain = as_tensor(weight, self.dtype)
+        return lambda x: F.linear(x, plain, bias)
+
+    def prepare_embedding(self, table: Weight, tied_head: Linear | None) -> Embedding:
+        """See :class:`Backend`; a tied head uses the same tensor anyway."""
+        plain = as_tensor(table, self.dtype)
+        return lambda token_ids: F.embedding(token_ids, plain)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See :class:`Backend`; squares are summed in fp32 whatever the dtype, as transformers does."""
@@ -46,6 +58,7 @@ class TorchBackend:
 
     def write_kv(self, store: KVStore, layer: int, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> None:
         """See :class:`Backend`."""
+        assert isinstance(store, TorchKVStore)
         store.keys[layer].index_copy_(0, metadata.slot_mapping, k)
         store.values[layer].index_copy_(0, metadata.slot_mapping, v)
 
@@ -53,6 +66,7 @@ class TorchBackend:
         self, q: Tensor, store: KVStore, layer: int, metadata: AttentionMetadata, window: int | None
     ) -> Tensor:
         """See :class:`Backend`; one sequence after the other."""
+        assert isinstance(store, TorchKVStore)
         num_tokens, num_heads, head_dim = q.shape
         keys, values = store.keys[layer], store.values[layer]
         num_kv_heads = keys.shape[1]

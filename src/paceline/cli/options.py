@@ -45,7 +45,12 @@ Drafters = Annotated[
 Device = Annotated[
     str, typer.Option("--device", help="auto, or a torch device: cpu, cuda, cuda:1, ...", rich_help_panel="Machine")
 ]
-DType = Annotated[str, typer.Option("--dtype", help="auto, fp32 or bf16.", rich_help_panel="Machine")]
+DType = Annotated[
+    str,
+    typer.Option(
+        "--dtype", help="Weights: auto (as the file holds them), fp32, bf16, int8 or int4.", rich_help_panel="Machine"
+    ),
+]
 Backend = Annotated[str, typer.Option("--backend", help="auto, torch, cpu or cuda.", rich_help_panel="Machine")]
 Threads = Annotated[
     int | None, typer.Option("--threads", "-t", metavar="N", help="CPU threads.", rich_help_panel="Machine")

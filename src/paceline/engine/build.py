@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from paceline.backends.base import Backend
-from paceline.backends.kv_store import KVStore
-from paceline.backends.select import select_backend
+from paceline.backends.cpu import CpuBackend
+from paceline.backends.kv_store import KVShape
+from paceline.backends.quantized import QuantizedTensor
+from paceline.backends.select import num_threads, select_backend
 from paceline.cache.manager import KVCacheManager
 from paceline.config import EngineConfig
 from paceline.engine.core import EngineCore
@@ -71,12 +73,13 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
     """
     _set_threads(config)
     backend = select_backend(config.runtime)
-    target = load_checkpoint(resolve_source(str(model)), dtype=backend.dtype, device=backend.device)
+    target = _load(model, backend)
+    dtype = config.runtime.dtype if config.runtime.dtype != "auto" else _stored_format(target, backend)
     drafter: Checkpoint | None = None
     if draft == "auto":
         draft = CATALOG[str(model)].draft if str(model) in CATALOG else None
     if draft is not None:
-        drafter = load_checkpoint(resolve_source(str(draft)), dtype=backend.dtype, device=backend.device)
+        drafter = _load(draft, backend)
         check_same_vocabulary(target.tokenizer, drafter.tokenizer, drafter.name)
         if drafter.config.vocab_size < target.tokenizer.vocab_size:
             raise DraftMismatchError(
@@ -86,7 +89,7 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
 
     block_size = config.cache.block_size
     models = [target.config] if drafter is None else [target.config, drafter.config]
-    bytes_per_block = block_size * sum(_bytes_per_token(shape, backend) for shape in models)
+    bytes_per_block = sum(backend.kv_bytes_per_token(_kv_shape(shape, block_size)) for shape in models) * block_size
     num_blocks, max_model_len = _size_cache(config, target.config.context_length, bytes_per_block, backend.device)
 
     cache = KVCacheManager(num_blocks, block_size, enable_prefix_cache=config.cache.enable_prefix_cache)
@@ -118,7 +121,7 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
         draft=drafter.name if drafter is not None else None,
         backend=backend.name,
         device=str(backend.device),
-        dtype=str(backend.dtype).removeprefix("torch."),
+        dtype=dtype,
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,
@@ -147,21 +150,36 @@ def _make_runner(
     checkpoint: Checkpoint, backend: Backend, num_blocks: int, block_size: int, num_positions: int
 ) -> ModelRunner:
     shape = checkpoint.config
-    decoder = Decoder(shape, checkpoint.weights, backend, num_positions=num_positions)
-    store = KVStore(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=backend.dtype,
-        device=backend.device,
-    )
+    decoder: Decoder
+    if isinstance(backend, CpuBackend):
+        from paceline.model.native import NativeDecoder  # imports the kernels
+
+        decoder = NativeDecoder(shape, checkpoint.weights, backend, num_positions=num_positions)
+    else:
+        decoder = Decoder(shape, checkpoint.weights, backend, num_positions=num_positions)
+    store = backend.make_kv_store(_kv_shape(shape, num_blocks * block_size))
     return ModelRunner(decoder, store, block_size=block_size, device=backend.device)
 
 
-def _bytes_per_token(shape: ModelConfig, backend: Backend) -> int:
-    return KVStore.bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, backend.dtype)
+def _kv_shape(shape: ModelConfig, num_slots: int) -> KVShape:
+    return KVShape(num_slots, shape.num_layers, shape.num_kv_heads, shape.head_dim)
+
+
+def _load(source: str | Path, backend: Backend) -> Checkpoint:
+    return load_checkpoint(
+        resolve_source(str(source)),
+        dtype=backend.dtype,
+        device=backend.device,
+        keep_quantized=backend.keeps_quantized,
+    )
+
+
+def _stored_format(checkpoint: Checkpoint, backend: Backend) -> str:
+    """What ``dtype="auto"`` comes to, for reports."""
+    if not backend.keeps_quantized:
+        return "fp32" if backend.dtype == torch.float32 else "bf16"
+    bits = [weight.bits for weight in checkpoint.weights.values() if isinstance(weight, QuantizedTensor)]
+    return f"int{min(bits)}" if bits else "bf16"
 
 
 def _size_cache(
@@ -201,10 +219,5 @@ def _memory_bytes(device: torch.device) -> int:
 
 def _set_threads(config: EngineConfig) -> None:
     """Threads are the process's, not the engine's: set only when the caller or the environment names a number."""
-    num_threads = config.runtime.num_threads
-    if num_threads is None and (text := os.environ.get("PACELINE_NUM_THREADS")):
-        if not text.isdecimal() or int(text) < 1:
-            raise InvalidParameterError(f"PACELINE_NUM_THREADS must be a whole number of 1 or more, got {text!r}")
-        num_threads = int(text)
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
+    if config.runtime.num_threads is not None or os.environ.get("PACELINE_NUM_THREADS"):
+        torch.set_num_threads(num_threads(config.runtime))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.backends.quantized import QuantizedTensor, Weight
 from paceline.errors import ModelFormatError
 from paceline.loader.gguf_file import GgufFile
 from paceline.loader.names import hugging_face_name
@@ -49,10 +50,17 @@ class GgufCheckpoint:
         """The shape of every tensor by its Hugging Face name (its own name when the table has none)."""
         return {renamed: self._file.tensors[name].shape for name, renamed in self._names.items()}
 
-    def tensors(self, *, dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor with its Hugging Face name, dequantised one at a time."""
+    def tensors(
+        self, *, dtype: torch.dtype, device: torch.device | str, keep_quantized: bool = False
+    ) -> Iterator[tuple[str, Weight]]:
+        """Every tensor with its Hugging Face name, read one at a time.
+
+        With ``keep_quantized`` matrices keep the file's codes (on the CPU, whatever the device) where their type allows
+        it; all else is dequantised.
+        """
         for name, renamed in self._names.items():
-            tensor = self._file.read(name, dtype=dtype, device=device)
+            kept = self._file.read_quantized(name) if keep_quantized else None
+            tensor: Weight = self._file.read(name, dtype=dtype, device=device) if kept is None else kept
             if self.config.architecture in _INTERLEAVED:
                 if re.search(r"\.attn_q\.(weight|bias)$", name):
                     tensor = _separate_halves(tensor, self.config.num_heads)
@@ -61,8 +69,14 @@ class GgufCheckpoint:
             yield renamed, tensor
 
 
-def _separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+def _separate_halves(weight: Weight, num_heads: int) -> Weight:
     """Undo llama.cpp's row order: in each head its rows are x0, y0, x1, y1, ... and ours x0, x1, ..., y0, y1, ..."""
+    if isinstance(weight, QuantizedTensor):
+        return weight.rows(_halves_apart(torch.arange(weight.shape[0]), num_heads))
+    return _halves_apart(weight, num_heads)
+
+
+def _halves_apart(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     by_pair = rows.reshape(num_heads, -1, 2, *rows.shape[1:])  # [num_heads, head_dim / 2, 2, ...]
     return by_pair.transpose(1, 2).reshape(rows.shape)
 

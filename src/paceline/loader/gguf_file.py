@@ -19,7 +19,9 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from paceline.backends.quantized import QuantizedTensor
 from paceline.errors import ModelFormatError
+from paceline.loader.blocks import can_unpack, unpack_blocks
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -85,7 +87,7 @@ def truncated(path: Path, needed: int, size: int) -> ModelFormatError:
 
 
 class GgufFile:
-    """An open GGUF file: ``metadata`` by key, ``tensors`` by name, and ``read`` for the numbers themselves.
+    """An open GGUF file: ``metadata`` by key, ``tensors`` by name, ``read`` for numbers, ``read_quantized`` for codes.
 
     Raises:
         ModelFormatError: not a GGUF file, an unsupported version, damaged, or shorter than its directory says.
@@ -139,9 +141,8 @@ class GgufFile:
         """
         tensor = self.tensors[name]
         row_elements = tensor.shape[-1]
-        num_rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
-        raw: npt.NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
-        raw = raw.reshape(num_rows, -1)
+        raw = self._rows(tensor)
+        num_rows = raw.shape[0]
         result = torch.empty((num_rows, row_elements), dtype=dtype, device=device)
         slab_rows = max(1, _SLAB_ELEMENTS // row_elements // 64 * 64)
         for start in range(0, num_rows, slab_rows):
@@ -156,6 +157,23 @@ class GgufFile:
             slab = torch.from_numpy(np.require(numbers, np.float32, ("C", "W")))
             result[start : start + slab_rows].copy_(slab.view(-1, row_elements))
         return result.reshape(tensor.shape)
+
+    def read_quantized(self, name: str) -> QuantizedTensor | None:
+        """A matrix with the file's own codes, on the CPU and independent of the file.
+
+        None where that is not possible, and ``read`` is left: another number of dimensions, or a type whose weights
+        are not a scale times a code plus a minimum in groups of 32.
+        """
+        tensor = self.tensors[name]
+        if len(tensor.shape) != 2 or not can_unpack(tensor.kind):
+            return None
+        num_rows, num_columns = tensor.shape
+        return unpack_blocks(self._rows(tensor), tensor.kind, (num_rows, num_columns))
+
+    def _rows(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes as they lie in the mapped file, [rows, bytes of one row]."""
+        raw: npt.NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
+        return raw.reshape(int(np.prod(tensor.shape[:-1], dtype=np.int64)), -1)
 
 
 def _merge_rows(rows: npt.NDArray[np.uint8], row_elements: int) -> npt.NDArray[np.uint8]:

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import torch
 
-from paceline.errors import ModelFormatError, ModelNotFoundError
+from paceline.backends.quantized import QuantizedTensor, Weight
+from paceline.errors import InvalidParameterError, ModelFormatError, ModelNotFoundError
 from paceline.loader.tokenizer import Tokenizer
 from paceline.model.config import ModelConfig, expected_weights
 
@@ -24,7 +25,7 @@ class Checkpoint:
 
     name: str
     config: ModelConfig
-    weights: dict[str, torch.Tensor]
+    weights: dict[str, Weight]
     tokenizer: Tokenizer
 
 
@@ -34,21 +35,32 @@ class _Reader(Protocol):
     @property
     def config(self) -> ModelConfig: ...
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
-    def tensors(self, *, dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def tensors(
+        self, *, dtype: torch.dtype, device: torch.device | str, keep_quantized: bool
+    ) -> Iterator[tuple[str, Weight]]: ...
 
 
-def load_checkpoint(path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Checkpoint:
+def load_checkpoint(
+    path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", keep_quantized: bool = False
+) -> Checkpoint:
     """Read a .gguf file or a Hugging Face folder into ``dtype`` on ``device``.
+
+    With ``keep_quantized`` (on the CPU only) matrices of a GGUF file whose type is a scale times a code plus a minimum
+    in groups of 32 become `QuantizedTensor`s with the file's own codes; all other tensors, and those of a folder, are
+    read into ``dtype`` as ever.
 
     Names, shapes and the tokenizer are checked before the first number is read; tensors are then converted one at
     a time, so peak memory is the result plus one tensor of the file.
 
     Raises:
+        InvalidParameterError: ``keep_quantized`` for another device than the CPU.
         ModelNotFoundError: nothing at ``path``.
         ModelFormatError: damaged, unsupported, or with a tensor missing, left over or of the wrong shape.
     """
     if not path.exists():
         raise ModelNotFoundError(f"{path} does not exist; check the path")
+    if keep_quantized and torch.device(device).type != "cpu":
+        raise InvalidParameterError(f"quantised weights are kept on the CPU only, not on {device}; use device cpu")
     reader, tokenizer = _open(path)
     config = reader.config
     if tokenizer.vocab_size > config.vocab_size:  # the reverse is padding of the matrix, and harmless
@@ -57,15 +69,24 @@ def load_checkpoint(path: Path, *, dtype: torch.dtype, device: torch.device | st
             "the two do not belong together"
         )
     expected = _expected_in_file(config, reader.shapes(), path)
-    weights = {name: tensor for name, tensor in reader.tensors(dtype=dtype, device=device) if name in expected}
+    tensors = reader.tensors(dtype=dtype, device=device, keep_quantized=keep_quantized)
+    weights = {name: tensor for name, tensor in tensors if name in expected}
     if config.has_tied_embeddings and _HEAD in weights:
-        if torch.equal(weights[_HEAD], weights[_EMBEDDING]):
+        if _is_same(weights[_HEAD], weights[_EMBEDDING]):
             del weights[_HEAD]
         else:
             # Training or quantisation told the two apart after all. The file's head is what the model was judged
             # with, so it is used, as transformers 5 does.
             config = dataclasses.replace(config, has_tied_embeddings=False)
     return Checkpoint(_display_name(path), config, weights, tokenizer)
+
+
+def _is_same(one: Weight, other: Weight) -> bool:
+    """Equal in every number. A matrix kept in two representations counts as two: either serves, at a cost in memory."""
+    if isinstance(one, QuantizedTensor) and isinstance(other, QuantizedTensor):
+        fields = ((one.codes, other.codes), (one.scales, other.scales), (one.mins, other.mins))
+        return all(torch.equal(mine, theirs) for mine, theirs in fields)
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
 
 
 def _open(path: Path) -> tuple[_Reader, Tokenizer]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from paceline.backends.quantized import Weight
 from paceline.errors import ModelFormatError
 from paceline.loader.hf_config import read_model_config
 
@@ -53,8 +54,10 @@ class SafetensorsCheckpoint:
                     shapes[name] = tuple(handle.get_slice(name).get_shape())
         return shapes
 
-    def tensors(self, *, dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor with its name, converted one at a time."""
+    def tensors(
+        self, *, dtype: torch.dtype, device: torch.device | str, keep_quantized: bool = False
+    ) -> Iterator[tuple[str, Weight]]:
+        """Every tensor with its name, converted one at a time. ``keep_quantized`` has no effect: none is quantised."""
         for path in self._files:
             with _opened(path) as handle:
                 for name in handle.keys():  # noqa: SIM118

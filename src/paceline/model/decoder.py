@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.backends.base import Backend, Linear
 from paceline.backends.kv_store import KVStore
 from paceline.backends.metadata import AttentionMetadata
+from paceline.backends.quantized import Weight, as_tensor, stack_rows
 from paceline.model.config import ModelConfig
 from paceline.model.rope import rope_table
 
@@ -36,23 +37,24 @@ class Decoder:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: dict[str, Tensor], backend: Backend, *, num_positions: int
+        self, config: ModelConfig, weights: dict[str, Weight], backend: Backend, *, num_positions: int
     ) -> None:
         self.config = config
         self._backend = backend
         self._cos, self._sin = rope_table(config, num_positions, device=backend.device)
         self._cos, self._sin = self._cos.to(backend.dtype), self._sin.to(backend.dtype)
-        self._embedding = weights.pop("model.embed_tokens.weight")
+        table = weights.pop("model.embed_tokens.weight")
+        is_tied = config.has_tied_embeddings
+        self._head = backend.prepare_linear(table if is_tied else weights.pop("lm_head.weight"), None)
+        self._embedding = backend.prepare_embedding(table, self._head if is_tied else None)
         self._layers = [self._take_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
-        self._norm = weights.pop("model.norm.weight")
-        head = self._embedding if config.has_tied_embeddings else weights.pop("lm_head.weight")
-        self._head = backend.prepare_linear(head, None)
+        self._norm = as_tensor(weights.pop("model.norm.weight"), backend.dtype)
 
     def forward(self, token_ids: Tensor, positions: Tensor, store: KVStore, metadata: AttentionMetadata) -> Tensor:
         """Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to ``store``."""
         ops, eps = self._backend, self.config.rms_norm_eps
         cos, sin = self._cos[positions], self._sin[positions]
-        hidden = ops.embedding(token_ids, self._embedding)
+        hidden = self._embedding(token_ids)
         for index, layer in enumerate(self._layers):
             normed = ops.rms_norm(hidden, layer.attention_norm, eps)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, store, metadata)
@@ -86,22 +88,25 @@ class Decoder:
         ops.write_kv(store, index, k, v, metadata)
         return layer.output(ops.attention(q, store, index, metadata, config.sliding_windows[index]))
 
-    def _take_layer(self, weights: dict[str, Tensor], prefix: str) -> _Layer:
+    def _take_layer(self, weights: dict[str, Weight], prefix: str) -> _Layer:
+        def vector(name: str) -> Tensor:
+            return as_tensor(weights.pop(f"{prefix}{name}"), self._backend.dtype)
+
+        def vector_if_any(name: str) -> Tensor | None:
+            return vector(name) if f"{prefix}{name}" in weights else None
+
         def fused(*names: str) -> Linear:
-            parts = [weights.pop(f"{prefix}{name}.weight") for name in names]
-            biases = [weights.pop(f"{prefix}{name}.bias", None) for name in names]
-            present = [bias for bias in biases if bias is not None]
-            return self._backend.prepare_linear(
-                parts[0] if len(parts) == 1 else torch.cat(parts), torch.cat(present) if present else None
-            )
+            weight = stack_rows([weights.pop(f"{prefix}{name}.weight") for name in names])
+            biases = [bias for name in names if (bias := vector_if_any(f"{name}.bias")) is not None]
+            return self._backend.prepare_linear(weight, torch.cat(biases) if biases else None)
 
         return _Layer(
-            attention_norm=weights.pop(f"{prefix}input_layernorm.weight"),
+            attention_norm=vector("input_layernorm.weight"),
             qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            q_norm=weights.pop(f"{prefix}self_attn.q_norm.weight", None),
-            k_norm=weights.pop(f"{prefix}self_attn.k_norm.weight", None),
+            q_norm=vector_if_any("self_attn.q_norm.weight"),
+            k_norm=vector_if_any("self_attn.k_norm.weight"),
             output=fused("self_attn.o_proj"),
-            mlp_norm=weights.pop(f"{prefix}post_attention_layernorm.weight"),
+            mlp_norm=vector("post_attention_layernorm.weight"),
             gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
             down=fused("mlp.down_proj"),
         )

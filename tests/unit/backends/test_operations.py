@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.backends import onednn
-from paceline.backends.kv_store import KVStore
+from paceline.backends.kv_store import KVShape, TorchKVStore
 from paceline.backends.metadata import AttentionMetadata, SequenceSlice
 from paceline.backends.onednn import PackedTorchBackend
 from paceline.backends.torch_ref import TorchBackend
@@ -89,23 +89,15 @@ def test_rope_turns_pairs_by_their_angles(backend: TorchBackend) -> None:
 
 def test_embedding(backend: TorchBackend) -> None:
     table = randn(7, 4)
-    assert torch.equal(backend.embedding(torch.tensor([3, 0, 3]), table), table[[3, 0, 3]])
+    assert torch.equal(backend.prepare_embedding(table, None)(torch.tensor([3, 0, 3])), table[[3, 0, 3]])
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------
 
 
-def make_store(num_blocks: int = 16) -> KVStore:
+def make_store(num_blocks: int = 16) -> TorchKVStore:
     """Full of NaN: whatever is read without having been written shows."""
-    store = KVStore(
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        num_layers=2,
-        num_kv_heads=NUM_KV_HEADS,
-        head_dim=HEAD_DIM,
-        dtype=torch.float32,
-        device=CPU,
-    )
+    store = TorchKVStore(KVShape(num_blocks * BLOCK_SIZE, 2, NUM_KV_HEADS, HEAD_DIM), dtype=torch.float32, device=CPU)
     for tensor in (*store.keys, *store.values):
         tensor.fill_(torch.nan)
     return store
@@ -167,8 +159,11 @@ def test_slots_are_block_by_block() -> None:
     assert metadata.kv_slots[1] == slice(12, 18)
 
 
-def test_bytes_per_token() -> None:
-    store = make_store(num_blocks=1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_per_token(dtype: torch.dtype) -> None:
+    backend = TorchBackend(CPU, dtype)
+    shape = KVShape(BLOCK_SIZE, 2, NUM_KV_HEADS, HEAD_DIM)
+    store = backend.make_kv_store(shape)
+    assert isinstance(store, TorchKVStore)
     total = sum(tensor.numel() * tensor.element_size() for tensor in (*store.keys, *store.values))
-    assert KVStore.bytes_per_token(2, NUM_KV_HEADS, HEAD_DIM, torch.float32) == total // BLOCK_SIZE
-    assert KVStore.bytes_per_token(2, NUM_KV_HEADS, HEAD_DIM, torch.bfloat16) == total // BLOCK_SIZE // 2
+    assert backend.kv_bytes_per_token(shape) == total // BLOCK_SIZE

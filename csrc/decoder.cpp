@@ -1,0 +1,193 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace paceline {
+namespace {
+
+// A sequence with at most this many new tokens has its context split over the threads; longer ones have work enough.
+constexpr int kSplitTokens = 32;
+
+}  // namespace
+
+float* Scratch::floats(size_t count) {
+  if (buffer_.size() < count * sizeof(float)) buffer_ = Buffer(count * sizeof(float));
+  return reinterpret_cast<float*>(buffer_.data());
+}
+
+Rows RowScratch::rows(int num_rows, int num_inputs) {
+  const int num_groups = (num_inputs + kGroup - 1) / kGroup;
+  const size_t count = static_cast<size_t>(num_rows) * num_groups;
+  return {num_groups, values_.floats(count * kGroup), reinterpret_cast<int8_t*>(codes_.floats(count * kGroup / 4)),
+          scales_.floats(count), sums_.floats(count)};
+}
+
+AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv, int num_layers)
+    : batch_(batch),
+      num_heads_(num_heads),
+      num_kv_heads_(kv.num_heads),
+      head_dim_(kv.head_dim),
+      width_(kv.width),
+      group_(num_heads / kv.num_heads),
+      first_unit_(batch.num_tokens),
+      next_task_(num_layers) {
+  const int tokens_per_unit = std::max(1, kMaxQueries / group_);
+  int slot = 0;
+  for (int s = 0; s < static_cast<int>(batch.sequences.size()); ++s) {
+    const Sequence& sequence = batch.sequences[s];
+    const bool is_split = sequence.query_len <= kSplitTokens;
+    for (int token = 0; token < sequence.query_len; token += tokens_per_unit) {
+      const int num_tokens = std::min(tokens_per_unit, sequence.query_len - token);
+      for (int i = 0; i < num_tokens; ++i)
+        first_unit_[sequence.query_start + token + i] = static_cast<int>(units_.size());
+      const int end = sequence.kv_len - sequence.query_len + token + num_tokens;
+      const int num_chunks = (end + kChunk - 1) / kChunk, num_slots = is_split ? num_chunks : 1;
+      for (int head = 0; head < num_kv_heads_; ++head) {
+        const int unit = static_cast<int>(units_.size());
+        for (int i = 0; i < num_slots; ++i)
+          tasks_.push_back({unit, is_split ? i : 0, is_split ? i + 1 : num_chunks, slot + i});
+        units_.push_back({s, head, token, num_tokens, slot, num_slots});
+        slot += num_slots;
+      }
+    }
+  }
+  const size_t rows_per_slot = static_cast<size_t>(tokens_per_unit) * group_;
+  partials_.resize(slot * rows_per_slot);
+  accumulators_.resize(slot * rows_per_slot * width_);
+}
+
+void AttentionPlan::attend(const Kernels& kernels, int layer, const KV& kv, const float* q, int64_t stride,
+                           int window) {
+  const int rows_per_slot = std::max(1, kMaxQueries / group_) * group_;
+  std::vector<Partial> next(rows_per_slot);
+  std::vector<float> next_accumulators(static_cast<size_t>(rows_per_slot) * width_);
+  for (int index; (index = next_task_[layer].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks_.size());) {
+    const Task& task = tasks_[index];
+    const Unit& unit = units_[task.unit];
+    const Sequence& sequence = batch_.sequences[unit.sequence];
+    const int first_row = sequence.query_start + unit.first_token;
+    const Queries queries{q + first_row * stride + static_cast<int64_t>(unit.kv_head) * group_ * head_dim_, stride,
+                          group_, unit.num_tokens, sequence.kv_len - sequence.query_len + unit.first_token};
+    Partial* partials = partials_.data() + static_cast<int64_t>(task.slot) * rows_per_slot;
+    float* accumulators = accumulators_.data() + static_cast<int64_t>(task.slot) * rows_per_slot * width_;
+    for (int chunk = task.first_chunk; chunk < task.last_chunk; ++chunk) {
+      const bool is_first = chunk == task.first_chunk;
+      kernels.attend_chunk(kv, unit.kv_head, sequence, batch_.block_size, queries, chunk, window,
+                           is_first ? partials : next.data(), is_first ? accumulators : next_accumulators.data());
+      for (int r = 0; !is_first && r < unit.num_tokens * group_; ++r)
+        kernels.fold(partials + r, accumulators + r * width_, next[r], next_accumulators.data() + r * width_, width_);
+    }
+  }
+}
+
+void AttentionPlan::merge_row(const Kernels& kernels, int row, float* out) {
+  const int rows_per_slot = std::max(1, kMaxQueries / group_) * group_;
+  for (int head = 0; head < num_heads_; ++head, out += head_dim_) {
+    const Unit& unit = units_[first_unit_[row] + head / group_];
+    const int token = row - batch_.sequences[unit.sequence].query_start - unit.first_token;
+    const int64_t r = static_cast<int64_t>(unit.first_slot) * rows_per_slot + token * group_ + head % group_;
+    Partial state{-1e30f, 0.0f};
+    float accumulator[kMaxHeadDim];
+    for (int i = 0; i < unit.num_slots; ++i)
+      kernels.fold(&state, accumulator, partials_[r + i * rows_per_slot],
+                   accumulators_.data() + (r + i * rows_per_slot) * width_, width_);
+    for (int d = 0; d < head_dim_; ++d) out[d] = accumulator[d] / state.sum;
+  }
+}
+
+Decoder::Decoder(Shape shape, std::shared_ptr<const Weight> embedding, std::vector<Layer> layers,
+                 std::vector<float> norm, std::vector<float> cos, std::vector<float> sin)
+    : shape_(shape),
+      embedding_(std::move(embedding)),
+      layers_(std::move(layers)),
+      norm_(std::move(norm)),
+      cos_(std::move(cos)),
+      sin_(std::move(sin)) {}
+
+void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids,
+                      const Batch& batch, float* hidden) {
+  const std::lock_guard<std::mutex> lock(one_caller_);
+  const int hidden_size = shape_.hidden_size, inner = shape_.intermediate_size, head_dim = shape_.head_dim;
+  const int q_size = shape_.num_heads * head_dim, kv_size = shape_.num_kv_heads * head_dim;
+  const int qkv_size = q_size + 2 * kv_size, num_rows = batch.num_tokens;
+  const Rows hidden_rows = rows_.rows(num_rows, std::max({hidden_size, q_size, inner}));
+  auto rows_of = [&](int num_inputs) {
+    Rows rows = hidden_rows;
+    rows.num_groups = (num_inputs + kGroup - 1) / kGroup;
+    return rows;
+  };
+  const Rows normed = rows_of(hidden_size), attended = rows_of(q_size), gated = rows_of(inner);
+  float* qkv = qkv_.floats(static_cast<size_t>(num_rows) * qkv_size);
+  float* gate_up = gate_up_.floats(static_cast<size_t>(num_rows) * 2 * inner);
+  AttentionPlan plan(batch, shape_.num_heads, store.layer(0), static_cast<int>(layers_.size()));
+
+  threads.run([&](int index, int count) {
+    const Part rows = part_of(num_rows, index, count);
+    auto multiply = [&](const LinearLayer& linear, const Rows& input, float* out, int64_t stride, bool accumulate) {
+      const Part panels = part_of(linear.weight->panels().num_panels(), index, count);
+      kernels.linear(linear.weight->panels(), panels.first, panels.last, input, num_rows,
+                     {out, stride, linear.bias.empty() ? nullptr : linear.bias.data(), accumulate});
+      threads.barrier();
+    };
+    auto norm_rows = [&](const std::vector<float>& weight, const LinearLayer& linear) {
+      for (int row = rows.first; row < rows.last; ++row) {
+        float* target = normed.values + static_cast<int64_t>(row) * normed.num_groups * kGroup;
+        kernels.rms_norm(hidden + static_cast<int64_t>(row) * hidden_size, weight.data(), hidden_size,
+                         shape_.rms_norm_eps, target);
+        kernels.prepare_row(target, hidden_size, normed, row, linear.weight->is_quantised());
+      }
+      threads.barrier();
+    };
+    auto rotate_and_write = [&](const Layer& layer, const KV& kv) {
+      for (int row = rows.first; row < rows.last; ++row) {
+        float* heads = qkv + static_cast<int64_t>(row) * qkv_size;
+        const int64_t angle = batch.positions[row] * head_dim;
+        for (int head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
+          float* x = heads + head * head_dim;
+          const std::vector<float>& norm = head < shape_.num_heads ? layer.q_norm : layer.k_norm;
+          if (!norm.empty()) kernels.rms_norm(x, norm.data(), head_dim, shape_.rms_norm_eps, x);
+          kernels.rope(x, cos_.data() + angle, sin_.data() + angle, head_dim);
+        }
+        kernels.write_kv(kv, batch.slots[row], heads + q_size, heads + q_size + kv_size);
+      }
+      threads.barrier();
+    };
+
+    for (int row = rows.first; row < rows.last; ++row)
+      kernels.unpack_row(embedding_->panels(), static_cast<int>(token_ids[row]),
+                         hidden + static_cast<int64_t>(row) * hidden_size);
+    for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
+      const Layer& layer = layers_[l];
+      const KV kv = store.layer(l);
+      norm_rows(layer.attention_norm, layer.qkv);
+      multiply(layer.qkv, normed, qkv, qkv_size, false);
+      rotate_and_write(layer, kv);
+      plan.attend(kernels, l, kv, qkv, qkv_size, layer.window);
+      threads.barrier();
+      for (int row = rows.first; row < rows.last; ++row) {
+        float* target = attended.values + static_cast<int64_t>(row) * attended.num_groups * kGroup;
+        plan.merge_row(kernels, row, target);
+        kernels.prepare_row(target, q_size, attended, row, layer.output.weight->is_quantised());
+      }
+      threads.barrier();
+      multiply(layer.output, attended, hidden, hidden_size, true);
+      norm_rows(layer.mlp_norm, layer.gate_up);
+      multiply(layer.gate_up, normed, gate_up, 2 * inner, false);
+      for (int row = rows.first; row < rows.last; ++row) {
+        const float* gate = gate_up + static_cast<int64_t>(row) * 2 * inner;
+        float* target = gated.values + static_cast<int64_t>(row) * gated.num_groups * kGroup;
+        kernels.silu_gate(gate, gate + inner, inner, target);
+        kernels.prepare_row(target, inner, gated, row, layer.down.weight->is_quantised());
+      }
+      threads.barrier();
+      multiply(layer.down, gated, hidden, hidden_size, true);
+    }
+    for (int row = rows.first; row < rows.last; ++row) {
+      float* x = hidden + static_cast<int64_t>(row) * hidden_size;
+      kernels.rms_norm(x, norm_.data(), hidden_size, shape_.rms_norm_eps, x);
+    }
+  });
+}
+
+}  // namespace paceline

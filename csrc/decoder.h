@@ -1,0 +1,108 @@
+// A decoder's forward pass in one call. Its definition, operation by operation, is paceline/model/decoder.py; the two
+// give the same bits, because they run the same kernels on the same rows.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+#include "weight.h"
+
+namespace paceline {
+
+struct Shape {
+  int hidden_size;
+  int intermediate_size;
+  int num_heads;
+  int num_kv_heads;
+  int head_dim;
+  float rms_norm_eps;
+};
+
+struct LinearLayer {
+  std::shared_ptr<const Weight> weight;
+  std::vector<float> bias;  // empty: none
+};
+
+struct Layer {
+  std::vector<float> attention_norm, mlp_norm;
+  std::vector<float> q_norm, k_norm;  // empty: none
+  LinearLayer qkv, output, gate_up, down;
+  int window;  // 0: all positions
+};
+
+// A ragged batch; see AttentionMetadata in paceline/backends/metadata.py.
+struct Batch {
+  int num_tokens;
+  const int64_t* positions;
+  const int64_t* slots;
+  std::vector<Sequence> sequences;
+  int block_size;
+};
+
+// Floats that are kept between calls and grow when asked for more.
+class Scratch {
+ public:
+  float* floats(size_t count);
+
+ private:
+  Buffer buffer_;
+};
+
+// Room for `num_rows` prepared rows.
+class RowScratch {
+ public:
+  Rows rows(int num_rows, int num_inputs);
+
+ private:
+  Scratch values_, codes_, scales_, sums_;
+};
+
+// Attention over a batch, divided into tasks that any thread may take: the division never changes a bit.
+class AttentionPlan {
+ public:
+  AttentionPlan(const Batch& batch, int num_heads, const KV& kv, int num_layers);
+
+  // Done by all threads, with a barrier between the two: scores and weighted values, then each row's result.
+  void attend(const Kernels& kernels, int layer, const KV& kv, const float* q, int64_t stride, int window);
+  void merge_row(const Kernels& kernels, int row, float* out);
+
+ private:
+  struct Unit {  // query rows of one sequence and one K/V head
+    int sequence, kv_head, first_token, num_tokens, first_slot, num_slots;
+  };
+  struct Task {
+    int unit, first_chunk, last_chunk, slot;
+  };
+  const Batch& batch_;
+  int num_heads_, num_kv_heads_, head_dim_, width_, group_;
+  std::vector<Unit> units_;
+  std::vector<Task> tasks_;
+  std::vector<int> first_unit_;  // per row of the batch, its unit for K/V head 0
+  std::vector<Partial> partials_;
+  std::vector<float> accumulators_;
+  std::vector<std::atomic<int>> next_task_;  // per layer
+};
+
+class Decoder {
+ public:
+  Decoder(Shape shape, std::shared_ptr<const Weight> embedding, std::vector<Layer> layers, std::vector<float> norm,
+          std::vector<float> cos, std::vector<float> sin);
+
+  // Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to `store`.
+  void forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids, const Batch& batch,
+               float* hidden);
+
+ private:
+  Shape shape_;
+  std::shared_ptr<const Weight> embedding_;
+  std::vector<Layer> layers_;
+  std::vector<float> norm_, cos_, sin_;
+  std::mutex one_caller_;
+  RowScratch rows_;
+  Scratch qkv_, gate_up_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,109 @@
+// The kernels of one instruction set, as plain functions over raw memory. Every one of them computes a row from that
+// row alone and in one fixed order, so the result is bitwise the same whatever stands beside it (law 6).
+#pragma once
+
+#include <cstdint>
+
+namespace paceline {
+
+constexpr int kPanel = 16;  // outputs of a weight that are computed together
+constexpr int kGroup = 32;  // inputs that share a scale
+constexpr int kTile = 16;   // slots of the K/V store that lie together
+constexpr int kChunk = 256; // positions whose softmax is computed at once; a multiple of kTile
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxQueries = 32;  // query rows (tokens x heads of one K/V head) that one attention task holds
+
+enum class Format : int { kInt4 = 4, kInt8 = 8, kBf16 = 16 };
+
+// A weight [num_outputs, num_inputs] in panels of 16 outputs. Quantised panels hold, per group of 32 inputs, 16 scales
+// and 16 minima (fp16) and the codes with four inputs of one output side by side; 4-bit codes of inputs 0-15 are the low
+// nibbles, of 16-31 the high ones. bf16 panels hold pairs of inputs.
+struct Panels {
+  Format format;
+  int num_outputs;
+  int num_inputs;
+  int num_groups;  // groups of 32 inputs, the last one padded
+  const uint8_t* data;
+  int64_t panel_bytes() const {
+    if (format == Format::kBf16) return static_cast<int64_t>(num_groups) * kGroup * kPanel * 2;
+    return static_cast<int64_t>(num_groups) * (4 * kPanel + kGroup * kPanel * static_cast<int>(format) / 8);
+  }
+  int num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
+};
+
+// Rows ready to be multiplied: as they are (for bf16) and in signed bytes with a scale per group (for int8 and int4).
+struct Rows {
+  int num_groups;
+  float* values;   // [rows, num_groups * 32], padded with zeros
+  int8_t* codes;   // [rows, num_groups * 32]
+  float* scales;   // [rows, num_groups]
+  float* sums;     // [rows, num_groups]: scale * sum of codes
+};
+
+struct Output {
+  float* data;
+  int64_t stride;     // floats between rows
+  const float* bias;  // [num_outputs] or null
+  bool accumulate;    // add to what is there (the residual stream)
+};
+
+// The K/V of one layer: tiles of 16 slots, per tile keys [heads][width / 2][16][2] and values [heads][8][width][2] in
+// bf16. The width is the head size rounded up to 16; what lies beyond the head is zero.
+struct KV {
+  uint16_t* keys;
+  uint16_t* values;
+  int num_heads;
+  int head_dim;
+  int width;
+};
+
+// One sequence's share of a batch; see SequenceSlice in paceline/backends/metadata.py.
+struct Sequence {
+  int query_start;
+  int query_len;
+  int kv_len;
+  const int32_t* block_ids;
+};
+
+// Query rows of one sequence and one K/V head: tokens [first_token, first_token + num_tokens) of the batch, each with
+// `group` heads. q points at [tokens, heads, head_dim].
+struct Queries {
+  const float* q;
+  int64_t token_stride;
+  int group;
+  int num_tokens;
+  int first_position;  // of the first token
+};
+
+// What a chunk leaves behind per query row: softmax maximum, sum, and the weighted values [width].
+struct Partial {
+  float maximum;
+  float sum;
+};
+
+struct Kernels {
+  const char* name;
+  // x [n] -> row `row` of rows.
+  void (*prepare_row)(const float* x, int n, Rows rows, int row, bool quantise);
+  // Panels [first, last) of the product for num_rows rows.
+  void (*linear)(const Panels& weight, int first, int last, const Rows& rows, int num_rows, Output out);
+  void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+  void (*silu_gate)(const float* gate, const float* up, int n, float* out);
+  // Rotates one head in place; sin's first half is negated already.
+  void (*rope)(float* head, const float* cos, const float* sin, int head_dim);
+  void (*write_kv)(const KV& kv, int64_t slot, const float* k, const float* v);  // k, v [heads, head_dim]
+  // Attention of the queries over positions [chunk * kChunk, ...) of their sequence; partials and accumulators are
+  // [queries] and [queries, width]. Rows that see nothing of the chunk get sum 0.
+  void (*attend_chunk)(const KV& kv, int kv_head, const Sequence& sequence, int block_size, const Queries& queries,
+                       int chunk, int window, Partial* partials, float* accumulators);
+  // Folds `next` into (state, accumulator); a row's chunks are folded in ascending order, always.
+  void (*fold)(Partial* state, float* accumulator, const Partial& next, const float* next_accumulator, int width);
+  // out [num_inputs]: one row of the weight as floats (an embedding).
+  void (*unpack_row)(const Panels& weight, int output, float* out);
+};
+
+const Kernels* avx512_kernels();
+const Kernels* avx2_kernels();
+const Kernels* portable_kernels();
+
+}  // namespace paceline

@@ -1,0 +1,401 @@
+// The kernels, written once over the sixteen lanes of simd.h and compiled once per instruction set.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace paceline {
+namespace {
+
+#include "simd.h"
+
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2High = 0.693359375f;
+constexpr float kLn2Low = -2.12194440e-4f;
+
+// e^x for x <= 88; below -87.3 exactly 0. Range reduction by ln 2 and a polynomial of degree 5 on [-ln2/2, ln2/2]
+// (Cephes); relative error below 2e-7.
+inline F exp_lanes(F x) {
+  x = min(max(x, broadcast(-88.5f)), broadcast(88.0f));
+  const I n = round(mul(x, broadcast(kLog2E)));
+  const F whole = to_float(n);
+  F r = fma(whole, broadcast(-kLn2High), x);
+  r = fma(whole, broadcast(-kLn2Low), r);
+  F p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  p = add(fma(mul(p, r), r, r), broadcast(1.0f));
+  // n is at least -128: an exponent field of -1 would wrap, so it is held at 0, which makes the power 0.
+  const I biased = round(max(add(whole, broadcast(127.0f)), broadcast(0.0f)));
+  return mul(p, shift_exponent(biased));
+}
+
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);  // stay a NaN
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+void prepare_row(const float* x, int n, Rows rows, int row, bool quantise) {
+  const int width = rows.num_groups * kGroup;
+  float* values = rows.values + static_cast<int64_t>(row) * width;
+  if (values != x)
+    for (int i = 0; i < n; ++i) values[i] = x[i];
+  for (int i = n; i < width; ++i) values[i] = 0.0f;
+  if (!quantise) return;
+  int8_t* codes = rows.codes + static_cast<int64_t>(row) * width;
+  float* scales = rows.scales + static_cast<int64_t>(row) * rows.num_groups;
+  float* sums = rows.sums + static_cast<int64_t>(row) * rows.num_groups;
+  for (int g = 0; g < rows.num_groups; ++g) {
+    const F a = load(values + g * kGroup), b = load(values + g * kGroup + kLanes);
+    const float largest = max_lanes(max(abs(a), abs(b)));
+    const float scale = largest / 127.0f;
+    const F inverse = broadcast(largest > 0.0f ? 127.0f / largest : 0.0f);
+    const I code_a = round(mul(a, inverse)), code_b = round(mul(b, inverse));
+    store_bytes(codes + g * kGroup, code_a);
+    store_bytes(codes + g * kGroup + kLanes, code_b);
+    scales[g] = scale;
+    sums[g] = scale * sum_lanes(to_float(add(code_a, code_b)));
+  }
+}
+
+// One panel times R rows. The integer sums of a group are exact; groups are added in ascending order.
+template <int R, int Bits>
+inline void multiply_quantised(const uint8_t* panel, const Rows& rows, int first_row, F* acc) {
+  const int num_groups = rows.num_groups, width = num_groups * kGroup;
+  const int8_t* codes = rows.codes + static_cast<int64_t>(first_row) * width;
+  const float* scales = rows.scales + static_cast<int64_t>(first_row) * num_groups;
+  const float* sums = rows.sums + static_cast<int64_t>(first_row) * num_groups;
+  for (int r = 0; r < R; ++r) acc[r] = broadcast(0.0f);
+  for (int g = 0; g < num_groups; ++g) {
+    const F scale = load_half(reinterpret_cast<const uint16_t*>(panel));
+    const F minimum = load_half(reinterpret_cast<const uint16_t*>(panel) + kPanel);
+    panel += 4 * kPanel;
+    Dot dot[R];
+    for (int r = 0; r < R; ++r) dot[r] = zero_dot();
+#pragma GCC unroll 8
+    for (int quad = 0; quad < 8; ++quad) {
+      Codes w;
+      if constexpr (Bits == 8)
+        w = load_codes(panel + 64 * quad);
+      else if (quad < 4)
+        w = low_nibbles(panel + 64 * quad);
+      else
+        w = high_nibbles(panel + 64 * (quad - 4));
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) dot[r] = dot4(dot[r], w, codes + r * width + g * kGroup + 4 * quad);
+    }
+    panel += kGroup * kPanel * Bits / 8;
+    __builtin_prefetch(panel + 2048);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      acc[r] = fma(to_float(dot[r]), mul(scale, broadcast(scales[r * num_groups + g])), acc[r]);
+      acc[r] = fma(minimum, broadcast(sums[r * num_groups + g]), acc[r]);
+    }
+  }
+}
+
+template <int R>
+inline void multiply_bf16(const uint8_t* panel, const Rows& rows, int first_row, F* acc) {
+  const int width = rows.num_groups * kGroup;
+  const float* values = rows.values + static_cast<int64_t>(first_row) * width;
+  const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel);
+  F odd[R];
+  for (int r = 0; r < R; ++r) acc[r] = odd[r] = broadcast(0.0f);
+  for (int k = 0; k < width; k += 2, pairs += 2 * kPanel) {
+    const F w_even = load_even_bf16(pairs), w_odd = load_odd_bf16(pairs);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      acc[r] = fma(w_even, broadcast(values[r * width + k]), acc[r]);
+      odd[r] = fma(w_odd, broadcast(values[r * width + k + 1]), odd[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) acc[r] = add(acc[r], odd[r]);
+}
+
+template <int R>
+inline void multiply_panel(const Panels& weight, int panel, const Rows& rows, int first_row, const Output& out) {
+  const uint8_t* data = weight.data + weight.panel_bytes() * panel;
+  F acc[R];
+  if (weight.format == Format::kInt4)
+    multiply_quantised<R, 4>(data, rows, first_row, acc);
+  else if (weight.format == Format::kInt8)
+    multiply_quantised<R, 8>(data, rows, first_row, acc);
+  else
+    multiply_bf16<R>(data, rows, first_row, acc);
+  const int left = weight.num_outputs - panel * kPanel;
+  const int n = left < kPanel ? left : kPanel;
+  const F bias = out.bias == nullptr ? broadcast(0.0f) : load_first(out.bias + panel * kPanel, n);
+  for (int r = 0; r < R; ++r) {
+    float* target = out.data + out.stride * (first_row + r) + panel * kPanel;
+    F result = out.bias == nullptr ? acc[r] : add(acc[r], bias);
+    if (out.accumulate) result = add(load_first(target, n), result);
+    store_first(target, result, n);
+  }
+}
+
+template <int R>
+void multiply_rest(const Panels& weight, int panel, const Rows& rows, int first_row, int num_rows, const Output& out) {
+  if constexpr (R > 0) {
+    if (num_rows == R)
+      multiply_panel<R>(weight, panel, rows, first_row, out);
+    else
+      multiply_rest<R - 1>(weight, panel, rows, first_row, num_rows, out);
+  }
+}
+
+void linear(const Panels& weight, int first, int last, const Rows& rows, int num_rows, Output out) {
+  for (int panel = first; panel < last; ++panel) {
+    int row = 0;
+    for (; row + kMaxRows <= num_rows; row += kMaxRows) multiply_panel<kMaxRows>(weight, panel, rows, row, out);
+    multiply_rest<kMaxRows - 1>(weight, panel, rows, row, num_rows - row, out);
+  }
+}
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  F squares = broadcast(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    const F a = n - i >= kLanes ? load(x + i) : load_first(x + i, n - i);
+    squares = fma(a, a, squares);
+  }
+  const float inverse = 1.0f / __builtin_sqrtf(sum_lanes(squares) / static_cast<float>(n) + eps);
+  for (int i = 0; i < n; ++i) out[i] = x[i] * inverse * weight[i];
+}
+
+void silu_gate(const float* gate, const float* up, int n, float* out) {
+  const F one = broadcast(1.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    const int lanes = n - i < kLanes ? n - i : kLanes;
+    const F g = load_first(gate + i, lanes), u = load_first(up + i, lanes);
+    const F sigmoid = div(one, add(one, exp_lanes(sub(broadcast(0.0f), g))));
+    store_first(out + i, mul(mul(g, sigmoid), u), lanes);
+  }
+}
+
+void rope(float* head, const float* cos, const float* sin, int head_dim) {
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cos[i] + b * sin[i];
+    head[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+inline int64_t tile_size(const KV& kv) { return static_cast<int64_t>(kTile) * kv.width; }
+inline int64_t tile_offset(const KV& kv, int64_t tile, int head) { return (tile * kv.num_heads + head) * tile_size(kv); }
+
+void write_kv(const KV& kv, int64_t slot, const float* k, const float* v) {
+  const int64_t tile = slot / kTile;
+  const int lane = static_cast<int>(slot % kTile), head_dim = kv.head_dim, width = kv.width;
+  for (int head = 0; head < kv.num_heads; ++head, k += head_dim, v += head_dim) {
+    uint16_t* keys = kv.keys + tile_offset(kv, tile, head) + 2 * lane;
+    uint16_t* values = kv.values + tile_offset(kv, tile, head) + (lane / 2) * 2 * width + lane % 2;
+    for (int d = 0; d < head_dim; ++d) {
+      keys[(d / 2) * 2 * kTile + d % 2] = to_bf16(k[d]);
+      values[2 * d] = to_bf16(v[d]);
+    }
+  }
+}
+
+// Where a tile of 16 positions lies: in place where blocks are whole tiles, else gathered lane by lane into scratch.
+struct Tile {
+  const uint16_t* keys;
+  const uint16_t* values;
+};
+
+inline Tile find_tile(const KV& kv, int kv_head, const Sequence& sequence, int block_size, int position,
+                      uint16_t* scratch) {
+  if (block_size % kTile == 0) {
+    const int64_t slot = static_cast<int64_t>(sequence.block_ids[position / block_size]) * block_size + position % block_size;
+    const int64_t offset = tile_offset(kv, slot / kTile, kv_head);
+    return {kv.keys + offset, kv.values + offset};
+  }
+  const int width = kv.width;
+  uint16_t* keys = scratch;
+  uint16_t* values = scratch + tile_size(kv);
+  for (int lane = 0; lane < kTile; ++lane) {
+    const int p = position + lane;
+    int64_t slot = 0;
+    const bool is_filled = p < sequence.kv_len;
+    if (is_filled) slot = static_cast<int64_t>(sequence.block_ids[p / block_size]) * block_size + p % block_size;
+    const int64_t offset = tile_offset(kv, slot / kTile, kv_head);
+    const int from = static_cast<int>(slot % kTile);
+    for (int d = 0; d < width; ++d) {
+      keys[(d / 2) * 2 * kTile + 2 * lane + d % 2] =
+          is_filled ? kv.keys[offset + (d / 2) * 2 * kTile + 2 * from + d % 2] : 0;
+      values[(lane / 2) * 2 * width + 2 * d + lane % 2] =
+          is_filled ? kv.values[offset + (from / 2) * 2 * width + 2 * d + from % 2] : 0;
+    }
+  }
+  return {keys, values};
+}
+
+// Scores of R query rows against the 16 keys of a tile; q [R, width] is scaled already.
+template <int R>
+inline void score_tile(const uint16_t* keys, const float* q, int width, float* scores) {
+  F even[R], odd[R];
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = broadcast(0.0f);
+  for (int d = 0; d < width; d += 2, keys += 2 * kTile) {
+    const F k_even = load_even_bf16(keys), k_odd = load_odd_bf16(keys);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      even[r] = fma(k_even, broadcast(q[r * width + d]), even[r]);
+      odd[r] = fma(k_odd, broadcast(q[r * width + d + 1]), odd[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(scores + r * kChunk, add(even[r], odd[r]));
+}
+
+// Adds probabilities [R, kChunk] times the values of `num_tiles` tiles to 16 of the head's dimensions.
+template <int R>
+inline void weigh_values(const Tile* tiles, int num_tiles, const float* probs, int width, int d, float* out) {
+  F even[R], odd[R];
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = broadcast(0.0f);
+  for (int t = 0; t < num_tiles; ++t) {
+    const uint16_t* values = tiles[t].values + 2 * d;
+    for (int pair = 0; pair < kTile / 2; ++pair, values += 2 * width) {
+      const F v_even = load_even_bf16(values), v_odd = load_odd_bf16(values);
+      const float* p = probs + t * kTile + 2 * pair;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        even[r] = fma(v_even, broadcast(p[r * kChunk]), even[r]);
+        odd[r] = fma(v_odd, broadcast(p[r * kChunk + 1]), odd[r]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) store(out + r * width + d, add(even[r], odd[r]));
+}
+
+template <int R>
+void score_rows(const Tile* tiles, int num_tiles, const float* q, int num_rows, int width, float* scores) {
+  if constexpr (R > 0) {
+    if (num_rows < R) return score_rows<R - 1>(tiles, num_tiles, q, num_rows, width, scores);
+    for (int t = 0; t < num_tiles; ++t) score_tile<R>(tiles[t].keys, q, width, scores + t * kTile);
+    if (num_rows > R)
+      score_rows<R>(tiles, num_tiles, q + R * width, num_rows - R, width, scores + R * kChunk);
+  }
+}
+
+template <int R>
+void weigh_rows(const Tile* tiles, int num_tiles, const float* probs, int num_rows, int width, float* out) {
+  if constexpr (R > 0) {
+    if (num_rows < R) return weigh_rows<R - 1>(tiles, num_tiles, probs, num_rows, width, out);
+    for (int d = 0; d < width; d += kLanes) weigh_values<R>(tiles, num_tiles, probs, width, d, out);
+    if (num_rows > R) weigh_rows<R>(tiles, num_tiles, probs + R * kChunk, num_rows - R, width, out + R * width);
+  }
+}
+
+// Turns the scores of one row into e^(score - maximum); positions outside [begin, end) of the chunk become 0.
+inline Partial soften(float* scores, int begin, int end, int width) {
+  for (int i = 0; i < begin; ++i) scores[i] = -1e30f;
+  for (int i = end; i < width; ++i) scores[i] = -1e30f;
+  F largest = broadcast(-1e30f);
+  for (int i = 0; i < width; i += kLanes) largest = max(largest, load(scores + i));
+  const float maximum = max_lanes(largest);
+  F sum = broadcast(0.0f);
+  for (int i = 0; i < width; i += kLanes) {
+    const F p = exp_lanes(sub(load(scores + i), broadcast(maximum)));
+    store(scores + i, p);
+    sum = add(sum, p);
+  }
+  return {maximum, sum_lanes(sum)};
+}
+
+void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block_size, const Queries& queries,
+                  int chunk, int window, Partial* partials, float* accumulators) {
+  alignas(64) float scores[kMaxQueries * kChunk];
+  alignas(64) float q[kMaxQueries * kMaxHeadDim];
+  alignas(64) static thread_local uint16_t gathered[kChunk / kTile * 2 * kTile * kMaxHeadDim];
+  Tile tiles[kChunk / kTile];
+  const int head_dim = kv.head_dim, width = kv.width, start = chunk * kChunk;
+  const int last_position = queries.first_position + queries.num_tokens - 1;
+  const int end = last_position + 1 < start + kChunk ? last_position + 1 : start + kChunk;
+  const int num_rows = queries.num_tokens * queries.group;
+  const int num_tiles = end <= start ? 0 : (end - start + kTile - 1) / kTile;
+  const bool is_out_of_window = window > 0 && start + kChunk <= queries.first_position + 1 - window;
+  if (num_tiles == 0 || is_out_of_window) {
+    for (int r = 0; r < num_rows; ++r) partials[r] = {-1e30f, 0.0f};
+    return;
+  }
+  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(head_dim));
+  for (int r = 0; r < num_rows; ++r) {
+    const float* from = queries.q + (r / queries.group) * queries.token_stride + (r % queries.group) * head_dim;
+    for (int d = 0; d < width; ++d) q[r * width + d] = d < head_dim ? from[d] * scale : 0.0f;
+  }
+  for (int t = 0; t < num_tiles; ++t)
+    tiles[t] = find_tile(kv, kv_head, sequence, block_size, start + t * kTile, gathered + 2 * t * tile_size(kv));
+  score_rows<kMaxRows>(tiles, num_tiles, q, num_rows, width, scores);
+  for (int r = 0; r < num_rows; ++r) {
+    const int position = queries.first_position + r / queries.group;
+    int row_end = position + 1 - start, row_begin = position + 1 - window - start;
+    if (row_end > num_tiles * kTile) row_end = num_tiles * kTile;
+    if (window <= 0 || row_begin < 0) row_begin = 0;
+    if (row_begin >= row_end) {
+      partials[r] = {-1e30f, 0.0f};
+      for (int i = 0; i < num_tiles * kTile; ++i) scores[r * kChunk + i] = 0.0f;
+    } else {
+      partials[r] = soften(scores + r * kChunk, row_begin, row_end, num_tiles * kTile);
+    }
+  }
+  weigh_rows<kMaxRows>(tiles, num_tiles, scores, num_rows, width, accumulators);
+}
+
+void fold(Partial* state, float* accumulator, const Partial& next, const float* next_accumulator, int width) {
+  if (next.sum == 0.0f) return;
+  if (state->sum == 0.0f) {
+    *state = next;
+    for (int d = 0; d < width; ++d) accumulator[d] = next_accumulator[d];
+    return;
+  }
+  const float maximum = state->maximum > next.maximum ? state->maximum : next.maximum;
+  float old_and_new[kLanes] = {state->maximum - maximum, next.maximum - maximum};
+  store(old_and_new, exp_lanes(load(old_and_new)));
+  const float old_weight = old_and_new[0], new_weight = old_and_new[1];
+  state->maximum = maximum;
+  state->sum = state->sum * old_weight + next.sum * new_weight;
+  for (int d = 0; d < width; ++d)
+    accumulator[d] = accumulator[d] * old_weight + next_accumulator[d] * new_weight;
+}
+
+void unpack_row(const Panels& weight, int output, float* out) {
+  const uint8_t* panel = weight.data + weight.panel_bytes() * (output / kPanel);
+  const int lane = output % kPanel;
+  if (weight.format == Format::kBf16) {
+    const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel);
+    for (int k = 0; k < weight.num_inputs; ++k) {
+      const uint32_t bits = static_cast<uint32_t>(pairs[(k / 2) * 2 * kPanel + 2 * lane + k % 2]) << 16;
+      __builtin_memcpy(out + k, &bits, 4);
+    }
+    return;
+  }
+  const int bits = static_cast<int>(weight.format);
+  for (int g = 0; g < weight.num_groups; ++g) {
+    float scales[kLanes], minima[kLanes];
+    store(scales, load_half(reinterpret_cast<const uint16_t*>(panel)));
+    store(minima, load_half(reinterpret_cast<const uint16_t*>(panel) + kPanel));
+    const uint8_t* codes = panel + 4 * kPanel;
+    for (int i = 0; i < kGroup && g * kGroup + i < weight.num_inputs; ++i) {
+      const int quad = i / 4, at = 4 * lane + i % 4;
+      int code = 0;
+      if (bits == 8)
+        code = codes[64 * quad + at];
+      else
+        code = quad < 4 ? codes[64 * quad + at] & 15 : codes[64 * (quad - 4) + at] >> 4;
+      out[g * kGroup + i] = scales[lane] * static_cast<float>(code) + minima[lane];
+    }
+    panel += 4 * kPanel + kGroup * kPanel * bits / 8;
+  }
+}
+
+constexpr Kernels kKernels = {kName,    prepare_row, linear,       rms_norm, silu_gate,
+                              rope,     write_kv,    attend_chunk, fold,     unpack_row};
+
+}  // namespace
+}  // namespace paceline

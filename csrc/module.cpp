@@ -1,0 +1,247 @@
+// The Python face of the kernels: weights, the K/V store, the operations of a backend, and a decoder's forward pass.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "decoder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace paceline {
+namespace {
+
+template <typename T, int N>
+using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+std::vector<const Kernels*> usable_kernels() {
+  std::vector<const Kernels*> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+    found.push_back(avx512_kernels());
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(avx2_kernels());
+#endif
+  found.push_back(portable_kernels());
+  return found;
+}
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const Kernels* kernels : usable_kernels()) names.emplace_back(kernels->name);
+  return names;
+}
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+std::vector<float> copy(const nb::object& array) {
+  if (array.is_none()) return {};
+  const auto values = nb::cast<Array<const float, 1>>(array);
+  return {values.data(), values.data() + values.shape(0)};
+}
+
+// One engine's threads and kernels, with the operations of paceline.backends.base.Backend.
+class Runtime {
+ public:
+  Runtime(int num_threads, const std::string& instruction_set) : threads_(num_threads) {
+    for (const Kernels* kernels : usable_kernels())
+      if (instruction_set == kernels->name) kernels_ = kernels;
+    require(kernels_ != nullptr, "this processor does not have that instruction set");
+  }
+
+  const Kernels& kernels() const { return *kernels_; }
+  Threads& threads() { return threads_; }
+
+  void linear(const Weight& weight, const nb::object& bias, Array<const float, 2> x, Array<float, 2> out) {
+    const Panels& panels = weight.panels();
+    const int num_rows = static_cast<int>(x.shape(0));
+    require(static_cast<int>(x.shape(1)) == panels.num_inputs, "x and weight differ in width");
+    require(static_cast<int>(out.shape(1)) == panels.num_outputs && out.shape(0) == x.shape(0), "out has another shape");
+    const std::vector<float> biases = copy(bias);
+    RowScratch scratch;
+    const Rows rows = scratch.rows(num_rows, panels.num_inputs);
+    const nb::gil_scoped_release release;
+    threads_.run([&](int index, int count) {
+      const Part part = part_of(num_rows, index, count);
+      for (int row = part.first; row < part.last; ++row)
+        kernels_->prepare_row(x.data() + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row,
+                              weight.is_quantised());
+      threads_.barrier();
+      const Part share = part_of(panels.num_panels(), index, count);
+      kernels_->linear(panels, share.first, share.last, rows, num_rows,
+                       {out.data(), panels.num_outputs, biases.empty() ? nullptr : biases.data(), false});
+    });
+  }
+
+  void embedding(const Weight& table, Array<const int64_t, 1> token_ids, Array<float, 2> out) {
+    const Panels& panels = table.panels();
+    require(out.shape(0) == token_ids.shape(0) && static_cast<int>(out.shape(1)) == panels.num_inputs,
+            "out has another shape");
+    for (size_t i = 0; i < token_ids.shape(0); ++i) {
+      require(token_ids.data()[i] >= 0 && token_ids.data()[i] < panels.num_outputs, "a token id is out of range");
+      kernels_->unpack_row(panels, static_cast<int>(token_ids.data()[i]), out.data() + i * out.shape(1));
+    }
+  }
+
+  void rms_norm(Array<const float, 2> x, Array<const float, 1> weight, float eps, Array<float, 2> out) {
+    const int n = static_cast<int>(x.shape(1));
+    require(weight.shape(0) == x.shape(1), "x and weight differ in width");
+    for (size_t row = 0; row < x.shape(0); ++row)
+      kernels_->rms_norm(x.data() + row * n, weight.data(), n, eps, out.data() + row * n);
+  }
+
+  void rope(Array<float, 3> x, Array<const float, 2> cos, Array<const float, 2> sin) {
+    const int head_dim = static_cast<int>(x.shape(2));
+    for (size_t token = 0; token < x.shape(0); ++token)
+      for (size_t head = 0; head < x.shape(1); ++head)
+        kernels_->rope(x.data() + (token * x.shape(1) + head) * head_dim, cos.data() + token * head_dim,
+                       sin.data() + token * head_dim, head_dim);
+  }
+
+  void silu_gate(Array<const float, 2> gate_up, Array<float, 2> out) {
+    const int inner = static_cast<int>(out.shape(1));
+    require(gate_up.shape(1) == 2 * out.shape(1), "gate_up must be twice as wide as out");
+    for (size_t row = 0; row < out.shape(0); ++row)
+      kernels_->silu_gate(gate_up.data() + row * 2 * inner, gate_up.data() + row * 2 * inner + inner, inner,
+                          out.data() + row * inner);
+  }
+
+  void write_kv(KVStore& store, int layer, Array<const int64_t, 1> slots, Array<const float, 3> k,
+                Array<const float, 3> v) {
+    const KV kv = store.layer(layer);
+    const int64_t size = static_cast<int64_t>(kv.num_heads) * kv.head_dim;
+    require(static_cast<int64_t>(k.shape(1) * k.shape(2)) == size, "k has another shape than the store");
+    for (size_t i = 0; i < slots.shape(0); ++i)
+      kernels_->write_kv(kv, slots.data()[i], k.data() + i * size, v.data() + i * size);
+  }
+
+  void attention(KVStore& store, int layer, Array<const int32_t, 2> sequences, Array<const int32_t, 2> block_tables,
+                 int block_size, int window, Array<const float, 3> q, Array<float, 2> out) {
+    const Batch batch = make_batch(static_cast<int>(q.shape(0)), nullptr, nullptr, sequences, block_tables, block_size);
+    const int num_heads = static_cast<int>(q.shape(1));
+    const KV kv = store.layer(layer);
+    AttentionPlan plan(batch, num_heads, kv, 1);
+    const nb::gil_scoped_release release;
+    threads_.run([&](int index, int count) {
+      const int64_t width = static_cast<int64_t>(num_heads) * kv.head_dim;
+      plan.attend(*kernels_, 0, kv, q.data(), width, window);
+      threads_.barrier();
+      const Part rows = part_of(batch.num_tokens, index, count);
+      for (int row = rows.first; row < rows.last; ++row) plan.merge_row(*kernels_, row, out.data() + row * width);
+    });
+  }
+
+  void forward(Decoder& decoder, KVStore& store, Array<const int64_t, 1> token_ids, Array<const int64_t, 1> positions,
+               Array<const int64_t, 1> slots, Array<const int32_t, 2> sequences,
+               Array<const int32_t, 2> block_tables, int block_size, Array<float, 2> hidden) {
+    const Batch batch = make_batch(static_cast<int>(token_ids.shape(0)), positions.data(), slots.data(), sequences,
+                                   block_tables, block_size);
+    const nb::gil_scoped_release release;
+    decoder.forward(*kernels_, threads_, store, token_ids.data(), batch, hidden.data());
+  }
+
+ private:
+  // sequences: rows of (query_start, query_len, kv_len); block_tables [num_sequences, most blocks].
+  static Batch make_batch(int num_tokens, const int64_t* positions, const int64_t* slots,
+                          const Array<const int32_t, 2>& sequences, const Array<const int32_t, 2>& block_tables,
+                          int block_size) {
+    Batch batch{num_tokens, positions, slots, {}, block_size};
+    for (size_t s = 0; s < sequences.shape(0); ++s) {
+      const int32_t* row = sequences.data() + 3 * s;
+      batch.sequences.push_back({row[0], row[1], row[2], block_tables.data() + s * block_tables.shape(1)});
+    }
+    return batch;
+  }
+
+  const Kernels* kernels_ = nullptr;
+  Threads threads_;
+};
+
+std::shared_ptr<const Weight> quantised(int bits, Array<const uint8_t, 2> codes, Array<const float, 2> scales,
+                                        Array<const float, 2> minima) {
+  require(bits == 4 || bits == 8, "bits must be 4 or 8");
+  const size_t num_groups = (codes.shape(1) + kGroup - 1) / kGroup;
+  require(scales.shape(0) == codes.shape(0) && scales.shape(1) == num_groups && minima.shape(0) == codes.shape(0) &&
+              minima.shape(1) == num_groups,
+          "scales and minima must be [outputs, groups of 32 inputs]");
+  const nb::gil_scoped_release release;
+  return std::make_shared<const Weight>(Weight::quantised(bits, static_cast<int>(codes.shape(0)),
+                                                          static_cast<int>(codes.shape(1)), codes.data(),
+                                                          scales.data(), minima.data()));
+}
+
+std::shared_ptr<const Weight> bf16(Array<const float, 2> values) {
+  const nb::gil_scoped_release release;
+  return std::make_shared<const Weight>(
+      Weight::bf16(static_cast<int>(values.shape(0)), static_cast<int>(values.shape(1)), values.data()));
+}
+
+}  // namespace
+
+NB_MODULE(_kernels, m) {
+  m.doc() = "Paceline's CPU kernels; see csrc/kernels.h.";
+  m.attr("TILE") = kTile;
+  m.attr("GROUP") = kGroup;
+  m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+  m.attr("MAX_GROUP_HEADS") = kMaxQueries;
+  m.def("instruction_sets", &instruction_sets, "Names of the instruction sets this processor has, the best first.");
+
+  nb::class_<Weight>(m, "Weight")
+      .def_prop_ro("nbytes", &Weight::bytes)
+      .def_prop_ro("shape", [](const Weight& weight) {
+        return nb::make_tuple(weight.panels().num_outputs, weight.panels().num_inputs);
+      });
+  m.def("pack_quantised", &quantised, "bits"_a, "codes"_a, "scales"_a, "minima"_a);
+  m.def("pack_bf16", &bf16, "values"_a);
+
+  nb::class_<KVStore>(m, "KVStore")
+      .def(nb::init<int, int64_t, int, int>(), "num_layers"_a, "num_slots"_a, "num_heads"_a, "head_dim"_a);
+
+  nb::class_<LinearLayer>(m, "LinearLayer")
+      .def("__init__", [](LinearLayer* self, std::shared_ptr<const Weight> weight, const nb::object& bias) {
+        new (self) LinearLayer{std::move(weight), copy(bias)};
+      }, "weight"_a, "bias"_a.none());
+
+  nb::class_<Layer>(m, "Layer")
+      .def("__init__", [](Layer* self, const nb::object& attention_norm, const LinearLayer& qkv,
+                          const nb::object& q_norm, const nb::object& k_norm, const LinearLayer& output,
+                          const nb::object& mlp_norm, const LinearLayer& gate_up, const LinearLayer& down, int window) {
+        new (self) Layer{copy(attention_norm), copy(mlp_norm), copy(q_norm), copy(k_norm), qkv, output, gate_up, down,
+                         window};
+      }, "attention_norm"_a, "qkv"_a, "q_norm"_a.none(), "k_norm"_a.none(), "output"_a, "mlp_norm"_a, "gate_up"_a,
+         "down"_a, "window"_a);
+
+  nb::class_<Decoder>(m, "Decoder")
+      .def("__init__", [](Decoder* self, int hidden_size, int intermediate_size, int num_heads, int num_kv_heads,
+                          int head_dim, float eps, std::shared_ptr<const Weight> embedding, std::vector<Layer> layers,
+                          const nb::object& norm, Array<const float, 2> cos, Array<const float, 2> sin) {
+        new (self) Decoder({hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, eps},
+                           std::move(embedding), std::move(layers), copy(norm),
+                           {cos.data(), cos.data() + cos.size()}, {sin.data(), sin.data() + sin.size()});
+      }, "hidden_size"_a, "intermediate_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "rms_norm_eps"_a,
+         "embedding"_a, "layers"_a, "norm"_a, "cos"_a, "sin"_a);
+
+  nb::class_<Runtime>(m, "Runtime")
+      .def(nb::init<int, const std::string&>(), "num_threads"_a, "instruction_set"_a)
+      .def_prop_ro("instruction_set", [](const Runtime& runtime) { return runtime.kernels().name; })
+      .def("linear", &Runtime::linear, "weight"_a, "bias"_a.none(), "x"_a, "out"_a)
+      .def("embedding", &Runtime::embedding, "table"_a, "token_ids"_a, "out"_a)
+      .def("rms_norm", &Runtime::rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a)
+      .def("rope", &Runtime::rope, "x"_a, "cos"_a, "sin"_a)
+      .def("silu_gate", &Runtime::silu_gate, "gate_up"_a, "out"_a)
+      .def("write_kv", &Runtime::write_kv, "store"_a, "layer"_a, "slots"_a, "k"_a, "v"_a)
+      .def("attention", &Runtime::attention, "store"_a, "layer"_a, "sequences"_a, "block_tables"_a, "block_size"_a,
+           "window"_a, "q"_a, "out"_a)
+      .def("forward", &Runtime::forward, "decoder"_a, "store"_a, "token_ids"_a, "positions"_a, "slots"_a,
+           "sequences"_a, "block_tables"_a, "block_size"_a, "hidden"_a);
+}
+
+}  // namespace paceline

@@ -1,0 +1,265 @@
+// Sixteen lanes at a time, the same for every instruction set. Included by kernels.inl only, once per instruction set,
+// inside an anonymous namespace: no function here may be seen by the linker, or code compiled for AVX-512 could be the
+// copy that an older processor runs.
+//
+// Products and sums round the same everywhere; `fma` rounds once where the processor has it, so the bits of a result
+// belong to an instruction set.
+
+static constexpr int kLanes = 16;
+
+#if defined(__AVX512VNNI__)
+
+struct F { __m512 v; };
+struct I { __m512i v; };
+struct Codes { __m512i v; };  // 16 outputs x 4 unsigned bytes
+struct Dot { __m512i v; };    // 16 running integer sums
+static constexpr int kMaxRows = 8;
+static constexpr const char* kName = "avx512";
+
+inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline F load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+inline void store_first(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }
+inline F broadcast(float x) { return {_mm512_set1_ps(x)}; }
+inline F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F abs(F a) { return {_mm512_abs_ps(a.v)}; }
+inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline I round(F a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest, ties to even
+inline I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I broadcast_int(int x) { return {_mm512_set1_epi32(x)}; }
+inline F shift_exponent(I a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 23))}; }
+inline void store_bytes(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
+inline F load_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// Of 16 pairs of bfloat16 the first or the second of each.
+inline F load_even_bf16(const uint16_t* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+inline F load_odd_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(0xffff0000)))};
+}
+inline Codes load_codes(const uint8_t* p) { return {_mm512_load_si512(p)}; }
+inline Codes low_nibbles(const uint8_t* p) { return {_mm512_and_si512(_mm512_load_si512(p), _mm512_set1_epi8(15))}; }
+inline Codes high_nibbles(const uint8_t* p) {
+  return {_mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15))};
+}
+inline Dot zero_dot() { return {_mm512_setzero_si512()}; }
+inline Dot dot4(Dot sum, Codes w, const int8_t* x) {
+  int quad;
+  __builtin_memcpy(&quad, x, 4);
+  return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(quad))};
+}
+inline F to_float(Dot a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+#elif defined(__AVX2__)
+
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+struct Codes { __m256i q[4]; };  // 16 outputs x 4 bytes, widened to 16 bits
+struct Dot { __m256i q[4]; };    // per output two partial sums
+static constexpr int kMaxRows = 2;
+static constexpr const char* kName = "avx2";
+
+inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline F load_first(const float* p, int n) {
+  float full[kLanes] = {};
+  for (int i = 0; i < n; ++i) full[i] = p[i];
+  return load(full);
+}
+inline void store_first(float* p, F x, int n) {
+  float full[kLanes];
+  store(full, x);
+  for (int i = 0; i < n; ++i) p[i] = full[i];
+}
+inline F broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F abs(F x) {
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I round(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I broadcast_int(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline F shift_exponent(I x) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 23)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 23))};
+}
+inline void store_bytes(int8_t* p, I x) {
+  alignas(32) int32_t full[kLanes];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(full), x.a);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(full + 8), x.b);
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(full[i]);
+}
+inline F load_half(const uint16_t* p) {
+  const __m128i* q = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+inline F load_even_bf16(const uint16_t* p) {
+  const __m256i* q = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(q), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(q + 1), 16))};
+}
+inline F load_odd_bf16(const uint16_t* p) {
+  const __m256i* q = reinterpret_cast<const __m256i*>(p);
+  const __m256i mask = _mm256_set1_epi32(0xffff0000);
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), mask)),
+          _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), mask))};
+}
+inline __m128i load_16_bytes(const uint8_t* p) { return _mm_load_si128(reinterpret_cast<const __m128i*>(p)); }
+inline Codes load_codes(const uint8_t* p) {
+  Codes w;
+  for (int i = 0; i < 4; ++i) w.q[i] = _mm256_cvtepu8_epi16(load_16_bytes(p + 16 * i));
+  return w;
+}
+inline Codes low_nibbles(const uint8_t* p) {
+  Codes w;
+  for (int i = 0; i < 4; ++i)
+    w.q[i] = _mm256_cvtepu8_epi16(_mm_and_si128(load_16_bytes(p + 16 * i), _mm_set1_epi8(15)));
+  return w;
+}
+inline Codes high_nibbles(const uint8_t* p) {
+  Codes w;
+  for (int i = 0; i < 4; ++i)
+    w.q[i] = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(load_16_bytes(p + 16 * i), 4), _mm_set1_epi8(15)));
+  return w;
+}
+inline Dot zero_dot() {
+  const __m256i zero = _mm256_setzero_si256();
+  return {{zero, zero, zero, zero}};
+}
+// Bytes times bytes would saturate in 16-bit pairs (255 * 127 * 2), so both are widened first.
+inline Dot dot4(Dot sum, const Codes& w, const int8_t* x) {
+  int quad;
+  __builtin_memcpy(&quad, x, 4);
+  const __m256i wide = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(quad)));
+  for (int i = 0; i < 4; ++i) sum.q[i] = _mm256_add_epi32(sum.q[i], _mm256_madd_epi16(w.q[i], wide));
+  return sum;
+}
+inline F to_float(const Dot& x) {
+  // hadd works within 128-bit halves; the permutation puts outputs back in order.
+  const __m256i low = _mm256_permute4x64_epi64(_mm256_hadd_epi32(x.q[0], x.q[1]), 0xd8);
+  const __m256i high = _mm256_permute4x64_epi64(_mm256_hadd_epi32(x.q[2], x.q[3]), 0xd8);
+  return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)};
+}
+
+#else  // portable C++
+
+struct F { float v[kLanes]; };
+struct I { int32_t v[kLanes]; };
+struct Codes { uint8_t v[64]; };
+struct Dot { int32_t v[kLanes]; };
+static constexpr int kMaxRows = 2;
+static constexpr const char* kName = "portable";
+
+#define EACH(expression)                        \
+  for (int i = 0; i < kLanes; ++i) expression;  \
+  return r;
+inline F load(const float* p) { F r; EACH(r.v[i] = p[i]) }
+inline void store(float* p, const F& x) { for (int i = 0; i < kLanes; ++i) p[i] = x.v[i]; }
+inline F load_first(const float* p, int n) { F r; EACH(r.v[i] = i < n ? p[i] : 0.0f) }
+inline void store_first(float* p, const F& x, int n) { for (int i = 0; i < n; ++i) p[i] = x.v[i]; }
+inline F broadcast(float x) { F r; EACH(r.v[i] = x) }
+inline F add(const F& a, const F& b) { F r; EACH(r.v[i] = a.v[i] + b.v[i]) }
+inline F sub(const F& a, const F& b) { F r; EACH(r.v[i] = a.v[i] - b.v[i]) }
+inline F mul(const F& a, const F& b) { F r; EACH(r.v[i] = a.v[i] * b.v[i]) }
+inline F div(const F& a, const F& b) { F r; EACH(r.v[i] = a.v[i] / b.v[i]) }
+inline F fma(const F& a, const F& b, const F& c) { F r; EACH(r.v[i] = a.v[i] * b.v[i] + c.v[i]) }
+inline F max(const F& a, const F& b) { F r; EACH(r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]) }
+inline F min(const F& a, const F& b) { F r; EACH(r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]) }
+inline F abs(const F& a) { F r; EACH(r.v[i] = __builtin_fabsf(a.v[i])) }
+inline F to_float(const I& a) { F r; EACH(r.v[i] = static_cast<float>(a.v[i])) }
+inline I round(const F& a) {
+  // Adding and taking away 1.5 * 2^23 rounds to nearest, ties to even, for all values that occur here.
+  I r;
+  EACH(r.v[i] = static_cast<int32_t>((a.v[i] + 12582912.0f) - 12582912.0f))
+}
+inline I add(const I& a, const I& b) { I r; EACH(r.v[i] = a.v[i] + b.v[i]) }
+inline I broadcast_int(int x) { I r; EACH(r.v[i] = x) }
+inline F shift_exponent(const I& a) {
+  F r;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(a.v[i]) << 23;
+    __builtin_memcpy(&r.v[i], &bits, 4);
+  }
+  return r;
+}
+inline void store_bytes(int8_t* p, const I& a) { for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(a.v[i]); }
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, magnitude = h & 0x7fff;
+  // A shifted half is the number times 2^-112 as a float; multiplying by 2^112 also normalises subnormals.
+  uint32_t bits = magnitude << 13;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  value *= 0x1p112f;
+  __builtin_memcpy(&bits, &value, 4);
+  bits |= sign;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+inline F load_half(const uint16_t* p) { F r; EACH(r.v[i] = half_to_float(p[i])) }
+inline float bf16_to_float(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+inline F load_even_bf16(const uint16_t* p) { F r; EACH(r.v[i] = bf16_to_float(p[2 * i])) }
+inline F load_odd_bf16(const uint16_t* p) { F r; EACH(r.v[i] = bf16_to_float(p[2 * i + 1])) }
+#undef EACH
+inline Codes load_codes(const uint8_t* p) {
+  Codes r;
+  __builtin_memcpy(r.v, p, 64);
+  return r;
+}
+inline Codes low_nibbles(const uint8_t* p) {
+  Codes r;
+  for (int i = 0; i < 64; ++i) r.v[i] = p[i] & 15;
+  return r;
+}
+inline Codes high_nibbles(const uint8_t* p) {
+  Codes r;
+  for (int i = 0; i < 64; ++i) r.v[i] = p[i] >> 4;
+  return r;
+}
+inline Dot zero_dot() { return {}; }
+inline Dot dot4(Dot sum, const Codes& w, const int8_t* x) {
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x[j];
+  return sum;
+}
+inline F to_float(const Dot& a) {
+  F r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(a.v[i]);
+  return r;
+}
+
+#endif
+
+// Sixteen lanes to one number, always in the order of this tree.
+inline float sum_lanes(F x) {
+  float lane[kLanes];
+  store(lane, x);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  return lane[0];
+}
+inline float max_lanes(F x) {
+  float lane[kLanes];
+  store(lane, x);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
+  return lane[0];
+}

@@ -1,0 +1,52 @@
+// The threads of one engine: the caller and `count - 1` workers that sleep between forward passes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace paceline {
+
+class Threads {
+ public:
+  explicit Threads(int count);
+  ~Threads();
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+  int count() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls body(index, count) on every thread and returns when all are done. One caller at a time: a second waits.
+  void run(const std::function<void(int, int)>& body);
+
+  // Waits until every thread of the running body is here.
+  void barrier();
+
+ private:
+  void work(int index);
+
+  std::vector<std::thread> workers_;
+  std::mutex one_caller_;
+  const std::function<void(int, int)>* body_ = nullptr;
+  int running_ = 1;  // threads that take part in the running body
+  bool is_stopping_ = false;
+  int owner_;  // the process that made the workers; a fork has none of them
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+};
+
+// The part [first, second) of `total` things that thread `index` of `count` does.
+struct Part {
+  int first;
+  int last;
+};
+inline Part part_of(int total, int index, int count) {
+  return {static_cast<int>(static_cast<int64_t>(total) * index / count),
+          static_cast<int>(static_cast<int64_t>(total) * (index + 1) / count)};
+}
+
+}  // namespace paceline

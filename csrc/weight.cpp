@@ -1,0 +1,113 @@
+#include "weight.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace paceline {
+namespace {
+
+constexpr size_t kHugePage = size_t{1} << 21;
+
+uint16_t to_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  float magnitude = std::abs(x);
+  // Multiplying by 2^-112 turns a half's exponent range into the float's smallest one, subnormals included.
+  magnitude *= 0x1p-112f;
+  uint32_t small;
+  std::memcpy(&small, &magnitude, 4);
+  const uint32_t rounded = (small + 0xfff + ((small >> 13) & 1)) >> 13;
+  return static_cast<uint16_t>(sign | (rounded > 0x7c00 ? 0x7c00 : rounded));
+}
+
+uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+}  // namespace
+
+void Buffer::Free::operator()(uint8_t* p) const { std::free(p); }
+
+Buffer::Buffer(size_t bytes) {
+  const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+  size_ = (bytes + alignment - 1) / alignment * alignment;
+  auto* p = static_cast<uint8_t*>(std::aligned_alloc(alignment, size_));
+  if (p == nullptr) throw std::bad_alloc();
+  data_.reset(p);
+#if defined(MADV_HUGEPAGE)
+  if (alignment == kHugePage) madvise(p, size_, MADV_HUGEPAGE);
+#endif
+  std::memset(p, 0, size_);
+}
+
+Weight::Weight(Format format, int num_outputs, int num_inputs) {
+  panels_ = {format, num_outputs, num_inputs, (num_inputs + kGroup - 1) / kGroup, nullptr};
+  buffer_ = Buffer(static_cast<size_t>(panels_.panel_bytes() * panels_.num_panels()));
+  panels_.data = buffer_.data();
+}
+
+Weight Weight::quantised(int bits, int num_outputs, int num_inputs, const uint8_t* codes, const float* scales,
+                         const float* minima) {
+  Weight weight(bits == 4 ? Format::kInt4 : Format::kInt8, num_outputs, num_inputs);
+  const int num_groups = weight.panels_.num_groups;
+  const int64_t group_bytes = 4 * kPanel + kGroup * kPanel * bits / 8;
+  for (int output = 0; output < num_outputs; ++output) {
+    const int lane = output % kPanel;
+    uint8_t* panel = weight.buffer_.data() + weight.panels_.panel_bytes() * (output / kPanel);
+    const uint8_t* row = codes + static_cast<int64_t>(output) * num_inputs;
+    for (int g = 0; g < num_groups; ++g, panel += group_bytes) {
+      auto* halves = reinterpret_cast<uint16_t*>(panel);
+      halves[lane] = to_half(scales[static_cast<int64_t>(output) * num_groups + g]);
+      halves[kPanel + lane] = to_half(minima[static_cast<int64_t>(output) * num_groups + g]);
+      uint8_t* packed = panel + 4 * kPanel + 4 * lane;
+      const int n = num_inputs - g * kGroup < kGroup ? num_inputs - g * kGroup : kGroup;
+      for (int i = 0; i < n; ++i) {
+        const uint8_t code = row[g * kGroup + i];
+        if (bits == 8)
+          packed[64 * (i / 4) + i % 4] = code;
+        else
+          packed[64 * (i / 4 % 4) + i % 4] |= static_cast<uint8_t>(i < 16 ? code : code << 4);
+      }
+    }
+  }
+  return weight;
+}
+
+Weight Weight::bf16(int num_outputs, int num_inputs, const float* values) {
+  Weight weight(Format::kBf16, num_outputs, num_inputs);
+  for (int output = 0; output < num_outputs; ++output) {
+    auto* pairs =
+        reinterpret_cast<uint16_t*>(weight.buffer_.data() + weight.panels_.panel_bytes() * (output / kPanel));
+    const float* row = values + static_cast<int64_t>(output) * num_inputs;
+    for (int k = 0; k < num_inputs; ++k) pairs[(k / 2) * 2 * kPanel + 2 * (output % kPanel) + k % 2] = to_bf16(row[k]);
+  }
+  return weight;
+}
+
+void KVStore::Free::operator()(uint16_t* p) const { std::free(p); }
+
+KVStore::KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim)
+    : num_layers_(num_layers),
+      num_heads_(num_heads),
+      head_dim_(head_dim),
+      width_((head_dim + kPanel - 1) / kPanel * kPanel),
+      num_slots_((num_slots + kTile - 1) / kTile * kTile) {
+  const size_t count = static_cast<size_t>(2 * num_layers_) * num_slots_ * num_heads_ * width_;
+  data_.reset(static_cast<uint16_t*>(std::calloc(count, sizeof(uint16_t))));
+  if (data_ == nullptr) throw std::bad_alloc();
+}
+
+KV KVStore::layer(int index) const {
+  const int64_t size = num_slots_ * num_heads_ * width_;
+  uint16_t* keys = data_.get() + 2 * index * size;
+  return {keys, keys + size, num_heads_, head_dim_, width_};
+}
+
+}  // namespace paceline

@@ -1,0 +1,62 @@
+// Weights and K/V in the layouts that the kernels read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+
+namespace paceline {
+
+// Memory of its own, aligned for whole cache lines and, where large, on huge pages.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t bytes);
+  uint8_t* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const;
+  };
+  std::unique_ptr<uint8_t, Free> data_;
+  size_t size_ = 0;
+};
+
+class Weight {
+ public:
+  // codes [num_outputs, num_inputs] below 2^bits; scales and minima [num_outputs, ceil(num_inputs / 32)].
+  static Weight quantised(int bits, int num_outputs, int num_inputs, const uint8_t* codes, const float* scales,
+                          const float* minima);
+  static Weight bf16(int num_outputs, int num_inputs, const float* values);
+
+  const Panels& panels() const { return panels_; }
+  bool is_quantised() const { return panels_.format != Format::kBf16; }
+  size_t bytes() const { return buffer_.size(); }
+
+ private:
+  Weight(Format format, int num_outputs, int num_inputs);
+
+  Buffer buffer_;
+  Panels panels_{};
+};
+
+// Keys and values of all layers in bf16; zero until written, and taken from the system only as they are.
+class KVStore {
+ public:
+  KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim);
+  KV layer(int index) const;
+
+ private:
+  struct Free {
+    void operator()(uint16_t* p) const;
+  };
+  int num_layers_, num_heads_, head_dim_, width_;
+  int64_t num_slots_;  // rounded up to whole tiles
+  std::unique_ptr<uint16_t, Free> data_;
+};
+
+}  // namespace paceline

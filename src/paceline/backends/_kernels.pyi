@@ -1,0 +1,90 @@
+"""Types of the native extension; csrc/module.cpp is the definition. Arrays are contiguous CPU tensors."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+TILE: int
+GROUP: int
+MAX_HEAD_DIM: int
+MAX_GROUP_HEADS: int
+
+def instruction_sets() -> list[str]: ...
+def pack_quantised(bits: int, codes: Tensor, scales: Tensor, minima: Tensor) -> Weight: ...
+def pack_bf16(values: Tensor) -> Weight: ...
+
+class Weight:
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+class KVStore:
+    def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int) -> None: ...
+
+class LinearLayer:
+    def __init__(self, weight: Weight, bias: Tensor | None) -> None: ...
+
+class Layer:
+    def __init__(
+        self,
+        attention_norm: Tensor,
+        qkv: LinearLayer,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        output: LinearLayer,
+        mlp_norm: Tensor,
+        gate_up: LinearLayer,
+        down: LinearLayer,
+        window: int,
+    ) -> None: ...
+
+class Decoder:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rms_norm_eps: float,
+        embedding: Weight,
+        layers: Sequence[Layer],
+        norm: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None: ...
+
+class Runtime:
+    def __init__(self, num_threads: int, instruction_set: str) -> None: ...
+    @property
+    def instruction_set(self) -> str: ...
+    def linear(self, weight: Weight, bias: Tensor | None, x: Tensor, out: Tensor) -> None: ...
+    def embedding(self, table: Weight, token_ids: Tensor, out: Tensor) -> None: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> None: ...
+    def silu_gate(self, gate_up: Tensor, out: Tensor) -> None: ...
+    def write_kv(self, store: KVStore, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None: ...
+    def attention(
+        self,
+        store: KVStore,
+        layer: int,
+        sequences: Tensor,
+        block_tables: Tensor,
+        block_size: int,
+        window: int,
+        q: Tensor,
+        out: Tensor,
+    ) -> None: ...
+    def forward(
+        self,
+        decoder: Decoder,
+        store: KVStore,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        sequences: Tensor,
+        block_tables: Tensor,
+        block_size: int,
+        hidden: Tensor,
+    ) -> None: ...

@@ -1,0 +1,75 @@
+"""The decoder's forward pass in one native call: hundreds of calls would cost as much as a small model's sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.backends import _kernels
+from paceline.backends.base import Linear
+from paceline.backends.cpu import CpuBackend, CpuEmbedding, CpuKVStore, CpuLinear
+from paceline.backends.kv_store import KVStore
+from paceline.backends.metadata import AttentionMetadata
+from paceline.backends.quantized import Weight
+from paceline.model.config import ModelConfig
+from paceline.model.decoder import Decoder
+
+
+class NativeDecoder(Decoder):
+    """A decoder over the CPU backend. ``Decoder.forward`` is its definition and gives the same bits."""
+
+    def __init__(
+        self, config: ModelConfig, weights: dict[str, Weight], backend: CpuBackend, *, num_positions: int
+    ) -> None:
+        super().__init__(config, weights, backend, num_positions=num_positions)
+        self._runtime = backend.runtime
+        assert isinstance(self._embedding, CpuEmbedding)
+        layers = [
+            _kernels.Layer(
+                layer.attention_norm,
+                _native(layer.qkv),
+                layer.q_norm,
+                layer.k_norm,
+                _native(layer.output),
+                layer.mlp_norm,
+                _native(layer.gate_up),
+                _native(layer.down),
+                window or 0,
+            )
+            for layer, window in zip(self._layers, config.sliding_windows, strict=True)
+        ]
+        self._native = _kernels.Decoder(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.rms_norm_eps,
+            self._embedding.table,
+            layers,
+            self._norm,
+            self._cos,
+            self._sin,
+        )
+
+    def forward(self, token_ids: Tensor, positions: Tensor, store: KVStore, metadata: AttentionMetadata) -> Tensor:
+        """See :class:`Decoder`."""
+        assert isinstance(store, CpuKVStore)
+        hidden = torch.empty(token_ids.shape[0], self.config.hidden_size)
+        self._runtime.forward(
+            self._native,
+            store.native,
+            token_ids,
+            positions,
+            metadata.slot_mapping,
+            metadata.rows,
+            metadata.block_tables,
+            metadata.block_size,
+            hidden,
+        )
+        return hidden
+
+
+def _native(linear: Linear) -> _kernels.LinearLayer:
+    assert isinstance(linear, CpuLinear)
+    return _kernels.LinearLayer(linear.weight, linear.bias)

@@ -16,11 +16,11 @@ float* Scratch::floats(size_t count) {
   return reinterpret_cast<float*>(buffer_.data());
 }
 
-Rows RowScratch::rows(int num_rows, int num_inputs) {
-  const int num_groups = (num_inputs + kGroup - 1) / kGroup;
-  const size_t count = static_cast<size_t>(num_rows) * num_groups;
-  return {num_groups, values_.floats(count * kGroup), reinterpret_cast<int8_t*>(codes_.floats(count * kGroup / 4)),
-          scales_.floats(count), sums_.floats(count)};
+Rows rows_for(const Weight& weight, int num_rows, Scratch& scratch) {
+  Rows rows{weight.panels().num_groups, weight.is_quantised(), nullptr};
+  const int num_tiles = (num_rows + kRowTile - 1) / kRowTile;
+  rows.data = reinterpret_cast<uint8_t*>(scratch.floats(rows.tile_bytes() * num_tiles / sizeof(float)));
+  return rows;
 }
 
 AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv, int num_layers)
@@ -52,16 +52,14 @@ AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv, in
       }
     }
   }
-  const size_t rows_per_slot = static_cast<size_t>(tokens_per_unit) * group_;
-  partials_.resize(slot * rows_per_slot);
-  accumulators_.resize(slot * rows_per_slot * width_);
+  partials_.resize(static_cast<size_t>(slot) * kMaxQueries);
+  accumulators_.resize(static_cast<size_t>(slot) * kMaxQueries * width_);
 }
 
 void AttentionPlan::attend(const Kernels& kernels, int layer, const KV& kv, const float* q, int64_t stride,
                            int window) {
-  const int rows_per_slot = std::max(1, kMaxQueries / group_) * group_;
-  std::vector<Partial> next(rows_per_slot);
-  std::vector<float> next_accumulators(static_cast<size_t>(rows_per_slot) * width_);
+  std::vector<Partial> next(kMaxQueries);
+  std::vector<float> next_accumulators(static_cast<size_t>(kMaxQueries) * width_);
   for (int index; (index = next_task_[layer].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks_.size());) {
     const Task& task = tasks_[index];
     const Unit& unit = units_[task.unit];
@@ -69,8 +67,8 @@ void AttentionPlan::attend(const Kernels& kernels, int layer, const KV& kv, cons
     const int first_row = sequence.query_start + unit.first_token;
     const Queries queries{q + first_row * stride + static_cast<int64_t>(unit.kv_head) * group_ * head_dim_, stride,
                           group_, unit.num_tokens, sequence.kv_len - sequence.query_len + unit.first_token};
-    Partial* partials = partials_.data() + static_cast<int64_t>(task.slot) * rows_per_slot;
-    float* accumulators = accumulators_.data() + static_cast<int64_t>(task.slot) * rows_per_slot * width_;
+    Partial* partials = partials_.data() + static_cast<int64_t>(task.slot) * kMaxQueries;
+    float* accumulators = accumulators_.data() + static_cast<int64_t>(task.slot) * kMaxQueries * width_;
     for (int chunk = task.first_chunk; chunk < task.last_chunk; ++chunk) {
       const bool is_first = chunk == task.first_chunk;
       kernels.attend_chunk(kv, unit.kv_head, sequence, batch_.block_size, queries, chunk, window,
@@ -82,16 +80,15 @@ void AttentionPlan::attend(const Kernels& kernels, int layer, const KV& kv, cons
 }
 
 void AttentionPlan::merge_row(const Kernels& kernels, int row, float* out) {
-  const int rows_per_slot = std::max(1, kMaxQueries / group_) * group_;
   for (int head = 0; head < num_heads_; ++head, out += head_dim_) {
     const Unit& unit = units_[first_unit_[row] + head / group_];
     const int token = row - batch_.sequences[unit.sequence].query_start - unit.first_token;
-    const int64_t r = static_cast<int64_t>(unit.first_slot) * rows_per_slot + token * group_ + head % group_;
+    const int64_t r = static_cast<int64_t>(unit.first_slot) * kMaxQueries + token * group_ + head % group_;
     Partial state{-1e30f, 0.0f};
     float accumulator[kMaxHeadDim];
     for (int i = 0; i < unit.num_slots; ++i)
-      kernels.fold(&state, accumulator, partials_[r + i * rows_per_slot],
-                   accumulators_.data() + (r + i * rows_per_slot) * width_, width_);
+      kernels.fold(&state, accumulator, partials_[r + i * kMaxQueries],
+                   accumulators_.data() + (r + i * kMaxQueries) * width_, width_);
     for (int d = 0; d < head_dim_; ++d) out[d] = accumulator[d] / state.sum;
   }
 }
@@ -111,31 +108,29 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
   const int hidden_size = shape_.hidden_size, inner = shape_.intermediate_size, head_dim = shape_.head_dim;
   const int q_size = shape_.num_heads * head_dim, kv_size = shape_.num_kv_heads * head_dim;
   const int qkv_size = q_size + 2 * kv_size, num_rows = batch.num_tokens;
-  const Rows hidden_rows = rows_.rows(num_rows, std::max({hidden_size, q_size, inner}));
-  auto rows_of = [&](int num_inputs) {
-    Rows rows = hidden_rows;
-    rows.num_groups = (num_inputs + kGroup - 1) / kGroup;
-    return rows;
-  };
-  const Rows normed = rows_of(hidden_size), attended = rows_of(q_size), gated = rows_of(inner);
   float* qkv = qkv_.floats(static_cast<size_t>(num_rows) * qkv_size);
   float* gate_up = gate_up_.floats(static_cast<size_t>(num_rows) * 2 * inner);
+  // Only one product's rows are needed at a time; the room for them is made before the threads start.
+  for (const Layer& layer : layers_)
+    for (const LinearLayer* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+      rows_for(*linear->weight, num_rows, rows_);
   AttentionPlan plan(batch, shape_.num_heads, store.layer(0), static_cast<int>(layers_.size()));
 
   threads.run([&](int index, int count) {
     const Part rows = part_of(num_rows, index, count);
+    std::vector<float> row_values(std::max({hidden_size, q_size, inner}));  // of the row at hand
+    float* const values = row_values.data();
     auto multiply = [&](const LinearLayer& linear, const Rows& input, float* out, int64_t stride, bool accumulate) {
       const Part panels = part_of(linear.weight->panels().num_panels(), index, count);
       kernels.linear(linear.weight->panels(), panels.first, panels.last, input, num_rows,
                      {out, stride, linear.bias.empty() ? nullptr : linear.bias.data(), accumulate});
       threads.barrier();
     };
-    auto norm_rows = [&](const std::vector<float>& weight, const LinearLayer& linear) {
+    auto norm_rows = [&](const std::vector<float>& weight, const Rows& normed) {
       for (int row = rows.first; row < rows.last; ++row) {
-        float* target = normed.values + static_cast<int64_t>(row) * normed.num_groups * kGroup;
         kernels.rms_norm(hidden + static_cast<int64_t>(row) * hidden_size, weight.data(), hidden_size,
-                         shape_.rms_norm_eps, target);
-        kernels.prepare_row(target, hidden_size, normed, row, linear.weight->is_quantised());
+                         shape_.rms_norm_eps, values);
+        kernels.prepare_row(values, hidden_size, normed, row);
       }
       threads.barrier();
     };
@@ -160,25 +155,27 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
       const Layer& layer = layers_[l];
       const KV kv = store.layer(l);
-      norm_rows(layer.attention_norm, layer.qkv);
+      const Rows normed = rows_for(*layer.qkv.weight, num_rows, rows_);
+      norm_rows(layer.attention_norm, normed);
       multiply(layer.qkv, normed, qkv, qkv_size, false);
       rotate_and_write(layer, kv);
       plan.attend(kernels, l, kv, qkv, qkv_size, layer.window);
       threads.barrier();
+      const Rows attended = rows_for(*layer.output.weight, num_rows, rows_);
       for (int row = rows.first; row < rows.last; ++row) {
-        float* target = attended.values + static_cast<int64_t>(row) * attended.num_groups * kGroup;
-        plan.merge_row(kernels, row, target);
-        kernels.prepare_row(target, q_size, attended, row, layer.output.weight->is_quantised());
+        plan.merge_row(kernels, row, values);
+        kernels.prepare_row(values, q_size, attended, row);
       }
       threads.barrier();
       multiply(layer.output, attended, hidden, hidden_size, true);
-      norm_rows(layer.mlp_norm, layer.gate_up);
-      multiply(layer.gate_up, normed, gate_up, 2 * inner, false);
+      const Rows normed_again = rows_for(*layer.gate_up.weight, num_rows, rows_);
+      norm_rows(layer.mlp_norm, normed_again);
+      multiply(layer.gate_up, normed_again, gate_up, 2 * inner, false);
+      const Rows gated = rows_for(*layer.down.weight, num_rows, rows_);
       for (int row = rows.first; row < rows.last; ++row) {
         const float* gate = gate_up + static_cast<int64_t>(row) * 2 * inner;
-        float* target = gated.values + static_cast<int64_t>(row) * gated.num_groups * kGroup;
-        kernels.silu_gate(gate, gate + inner, inner, target);
-        kernels.prepare_row(target, inner, gated, row, layer.down.weight->is_quantised());
+        kernels.silu_gate(gate, gate + inner, inner, values);
+        kernels.prepare_row(values, inner, gated, row);
       }
       threads.barrier();
       multiply(layer.down, gated, hidden, hidden_size, true);

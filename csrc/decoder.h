@@ -51,14 +51,8 @@ class Scratch {
   Buffer buffer_;
 };
 
-// Room for `num_rows` prepared rows.
-class RowScratch {
- public:
-  Rows rows(int num_rows, int num_inputs);
-
- private:
-  Scratch values_, codes_, scales_, sums_;
-};
+// Prepared rows of what `weight` multiplies, in scratch memory.
+Rows rows_for(const Weight& weight, int num_rows, Scratch& scratch);
 
 // Attention over a batch, divided into tasks that any thread may take: the division never changes a bit.
 class AttentionPlan {
@@ -101,8 +95,7 @@ class Decoder {
   std::vector<Layer> layers_;
   std::vector<float> norm_, cos_, sin_;
   std::mutex one_caller_;
-  RowScratch rows_;
-  Scratch qkv_, gate_up_;
+  Scratch rows_, qkv_, gate_up_;
 };
 
 }  // namespace paceline

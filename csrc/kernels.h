@@ -8,10 +8,11 @@ namespace paceline {
 
 constexpr int kPanel = 16;  // outputs of a weight that are computed together
 constexpr int kGroup = 32;  // inputs that share a scale
+constexpr int kRowTile = 16;  // rows that are prepared side by side
 constexpr int kTile = 16;   // slots of the K/V store that lie together
 constexpr int kChunk = 256; // positions whose softmax is computed at once; a multiple of kTile
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxQueries = 32;  // query rows (tokens x heads of one K/V head) that one attention task holds
+constexpr int kMaxQueries = 32;  // query rows (tokens x heads of one K/V head) of one attention task; whole row tiles
 
 enum class Format : int { kInt4 = 4, kInt8 = 8, kBf16 = 16 };
 
@@ -31,13 +32,15 @@ struct Panels {
   int num_panels() const { return (num_outputs + kPanel - 1) / kPanel; }
 };
 
-// Rows ready to be multiplied: as they are (for bf16) and in signed bytes with a scale per group (for int8 and int4).
+// Rows ready to be multiplied, in tiles of 16 that lie together so that the inner loop needs one pointer. For quantised
+// weights a tile holds per group of 32 inputs codes [16 rows][32], scales [16 rows] and sums [16 rows], where a sum is
+// scale * sum of codes; for bf16 weights values [32 inputs][16 rows].
 struct Rows {
   int num_groups;
-  float* values;   // [rows, num_groups * 32], padded with zeros
-  int8_t* codes;   // [rows, num_groups * 32]
-  float* scales;   // [rows, num_groups]
-  float* sums;     // [rows, num_groups]: scale * sum of codes
+  bool is_quantised;
+  uint8_t* data;
+  int64_t group_bytes() const { return is_quantised ? kRowTile * (kGroup + 8) : kRowTile * kGroup * 4; }
+  int64_t tile_bytes() const { return num_groups * group_bytes(); }
 };
 
 struct Output {
@@ -83,8 +86,8 @@ struct Partial {
 
 struct Kernels {
   const char* name;
-  // x [n] -> row `row` of rows.
-  void (*prepare_row)(const float* x, int n, Rows rows, int row, bool quantise);
+  // x [n] becomes row `row` of rows; inputs beyond n are zero.
+  void (*prepare_row)(const float* x, int n, Rows rows, int row);
   // Panels [first, last) of the product for num_rows rows.
   void (*linear)(const Panels& weight, int first, int last, const Rows& rows, int num_rows, Output out);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
@@ -92,8 +95,8 @@ struct Kernels {
   // Rotates one head in place; sin's first half is negated already.
   void (*rope)(float* head, const float* cos, const float* sin, int head_dim);
   void (*write_kv)(const KV& kv, int64_t slot, const float* k, const float* v);  // k, v [heads, head_dim]
-  // Attention of the queries over positions [chunk * kChunk, ...) of their sequence; partials and accumulators are
-  // [queries] and [queries, width]. Rows that see nothing of the chunk get sum 0.
+  // Attention of the queries over positions [chunk * kChunk, ...) of their sequence; partials and accumulators have
+  // room for kMaxQueries rows, [rows] and [rows, width]. Rows that see nothing of the chunk get sum 0.
   void (*attend_chunk)(const KV& kv, int kv_head, const Sequence& sequence, int block_size, const Queries& queries,
                        int chunk, int window, Partial* partials, float* accumulators);
   // Folds `next` into (state, accumulator); a row's chunks are folded in ascending order, always.
@@ -102,6 +105,7 @@ struct Kernels {
   void (*unpack_row)(const Panels& weight, int output, float* out);
 };
 
+const Kernels* amx_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* portable_kernels();

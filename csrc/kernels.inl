@@ -43,41 +43,42 @@ inline uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-void prepare_row(const float* x, int n, Rows rows, int row, bool quantise) {
-  const int width = rows.num_groups * kGroup;
-  float* values = rows.values + static_cast<int64_t>(row) * width;
-  if (values != x)
-    for (int i = 0; i < n; ++i) values[i] = x[i];
-  for (int i = n; i < width; ++i) values[i] = 0.0f;
-  if (!quantise) return;
-  int8_t* codes = rows.codes + static_cast<int64_t>(row) * width;
-  float* scales = rows.scales + static_cast<int64_t>(row) * rows.num_groups;
-  float* sums = rows.sums + static_cast<int64_t>(row) * rows.num_groups;
-  for (int g = 0; g < rows.num_groups; ++g) {
-    const F a = load(values + g * kGroup), b = load(values + g * kGroup + kLanes);
+void prepare_row(const float* x, int n, Rows rows, int row) {
+  uint8_t* tile = rows.data + rows.tile_bytes() * (row / kRowTile);
+  const int lane = row % kRowTile;
+  for (int g = 0; g < rows.num_groups; ++g, tile += rows.group_bytes()) {
+    alignas(64) float group[kGroup] = {};
+    for (int i = 0; i < kGroup && g * kGroup + i < n; ++i) group[i] = x[g * kGroup + i];
+    if (!rows.is_quantised) {
+      float* values = reinterpret_cast<float*>(tile);
+      for (int i = 0; i < kGroup; ++i) values[i * kRowTile + lane] = group[i];
+      continue;
+    }
+    const F a = load(group), b = load(group + kLanes);
     const float largest = max_lanes(max(abs(a), abs(b)));
     const float scale = largest / 127.0f;
     const F inverse = broadcast(largest > 0.0f ? 127.0f / largest : 0.0f);
     const I code_a = round(mul(a, inverse)), code_b = round(mul(b, inverse));
-    store_bytes(codes + g * kGroup, code_a);
-    store_bytes(codes + g * kGroup + kLanes, code_b);
-    scales[g] = scale;
-    sums[g] = scale * sum_lanes(to_float(add(code_a, code_b)));
+    int8_t* codes = reinterpret_cast<int8_t*>(tile) + lane * kGroup;
+    store_bytes(codes, code_a);
+    store_bytes(codes + kLanes, code_b);
+    float* scales = reinterpret_cast<float*>(tile + kRowTile * kGroup);
+    scales[lane] = scale;
+    scales[kRowTile + lane] = scale * sum_lanes(to_float(add(code_a, code_b)));
   }
 }
 
-// One panel times R rows. The integer sums of a group are exact; groups are added in ascending order.
+// One panel times R rows of a tile, from row `lane` on. The integer sums of a group are exact; groups are added in
+// ascending order.
 template <int R, int Bits>
-inline void multiply_quantised(const uint8_t* panel, const Rows& rows, int first_row, F* acc) {
-  const int num_groups = rows.num_groups, width = num_groups * kGroup;
-  const int8_t* codes = rows.codes + static_cast<int64_t>(first_row) * width;
-  const float* scales = rows.scales + static_cast<int64_t>(first_row) * num_groups;
-  const float* sums = rows.sums + static_cast<int64_t>(first_row) * num_groups;
+inline void multiply_quantised(const uint8_t* panel, const uint8_t* tile, int lane, int num_groups, F* out) {
+  F acc[R];
   for (int r = 0; r < R; ++r) acc[r] = broadcast(0.0f);
   for (int g = 0; g < num_groups; ++g) {
     const F scale = load_half(reinterpret_cast<const uint16_t*>(panel));
     const F minimum = load_half(reinterpret_cast<const uint16_t*>(panel) + kPanel);
     panel += 4 * kPanel;
+    const int8_t* codes = reinterpret_cast<const int8_t*>(tile) + lane * kGroup;
     Dot dot[R];
     for (int r = 0; r < R; ++r) dot[r] = zero_dot();
 #pragma GCC unroll 8
@@ -85,60 +86,64 @@ inline void multiply_quantised(const uint8_t* panel, const Rows& rows, int first
       Codes w;
       if constexpr (Bits == 8)
         w = load_codes(panel + 64 * quad);
-      else if (quad < 4)
-        w = low_nibbles(panel + 64 * quad);
       else
-        w = high_nibbles(panel + 64 * (quad - 4));
+        w = quad < 4 ? low_nibbles(panel + 64 * quad) : high_nibbles(panel + 64 * (quad - 4));
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) dot[r] = dot4(dot[r], w, codes + r * width + g * kGroup + 4 * quad);
+      for (int r = 0; r < R; ++r) dot[r] = dot4(dot[r], w, codes + kGroup * r + 4 * quad);
     }
-    panel += kGroup * kPanel * Bits / 8;
-    __builtin_prefetch(panel + 2048);
+    const float* scales = reinterpret_cast<const float*>(tile + kRowTile * kGroup) + lane;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma(to_float(dot[r]), mul(scale, broadcast(scales[r * num_groups + g])), acc[r]);
-      acc[r] = fma(minimum, broadcast(sums[r * num_groups + g]), acc[r]);
+      acc[r] = fma(to_float(dot[r]), mul(scale, broadcast(scales[r])), acc[r]);
+      acc[r] = fma(minimum, broadcast(scales[kRowTile + r]), acc[r]);
     }
+    panel += kGroup * kPanel * Bits / 8;
+    tile += kRowTile * (kGroup + 8);
+    __builtin_prefetch(panel + 2048);
   }
+  for (int r = 0; r < R; ++r) out[r] = acc[r];
 }
 
 template <int R>
-inline void multiply_bf16(const uint8_t* panel, const Rows& rows, int first_row, F* acc) {
-  const int width = rows.num_groups * kGroup;
-  const float* values = rows.values + static_cast<int64_t>(first_row) * width;
+inline void multiply_bf16(const uint8_t* panel, const uint8_t* tile, int lane, int num_groups, F* out) {
+  const float* values = reinterpret_cast<const float*>(tile) + lane;
   const uint16_t* pairs = reinterpret_cast<const uint16_t*>(panel);
-  F odd[R];
-  for (int r = 0; r < R; ++r) acc[r] = odd[r] = broadcast(0.0f);
-  for (int k = 0; k < width; k += 2, pairs += 2 * kPanel) {
+  F even[R], odd[R];
+  for (int r = 0; r < R; ++r) even[r] = odd[r] = broadcast(0.0f);
+  for (int k = 0; k < num_groups * kGroup; k += 2, pairs += 2 * kPanel, values += 2 * kRowTile) {
     const F w_even = load_even_bf16(pairs), w_odd = load_odd_bf16(pairs);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma(w_even, broadcast(values[r * width + k]), acc[r]);
-      odd[r] = fma(w_odd, broadcast(values[r * width + k + 1]), odd[r]);
+      even[r] = fma(w_even, broadcast(values[r]), even[r]);
+      odd[r] = fma(w_odd, broadcast(values[kRowTile + r]), odd[r]);
     }
   }
-  for (int r = 0; r < R; ++r) acc[r] = add(acc[r], odd[r]);
+  for (int r = 0; r < R; ++r) out[r] = add(even[r], odd[r]);
+}
+
+// Writes the 16 outputs of a panel for one row.
+inline void write_outputs(const Panels& weight, int panel, int row, F product, const Output& out) {
+  const int left = weight.num_outputs - panel * kPanel;
+  const int n = left < kPanel ? left : kPanel;
+  float* target = out.data + out.stride * row + panel * kPanel;
+  if (out.bias != nullptr) product = add(product, load_first(out.bias + panel * kPanel, n));
+  if (out.accumulate) product = add(load_first(target, n), product);
+  store_first(target, product, n);
 }
 
 template <int R>
-inline void multiply_panel(const Panels& weight, int panel, const Rows& rows, int first_row, const Output& out) {
+void multiply_panel(const Panels& weight, int panel, const Rows& rows, int first_row, const Output& out) {
   const uint8_t* data = weight.data + weight.panel_bytes() * panel;
-  F acc[R];
+  const uint8_t* tile = rows.data + rows.tile_bytes() * (first_row / kRowTile);
+  const int lane = first_row % kRowTile;
+  F product[R];
   if (weight.format == Format::kInt4)
-    multiply_quantised<R, 4>(data, rows, first_row, acc);
+    multiply_quantised<R, 4>(data, tile, lane, rows.num_groups, product);
   else if (weight.format == Format::kInt8)
-    multiply_quantised<R, 8>(data, rows, first_row, acc);
+    multiply_quantised<R, 8>(data, tile, lane, rows.num_groups, product);
   else
-    multiply_bf16<R>(data, rows, first_row, acc);
-  const int left = weight.num_outputs - panel * kPanel;
-  const int n = left < kPanel ? left : kPanel;
-  const F bias = out.bias == nullptr ? broadcast(0.0f) : load_first(out.bias + panel * kPanel, n);
-  for (int r = 0; r < R; ++r) {
-    float* target = out.data + out.stride * (first_row + r) + panel * kPanel;
-    F result = out.bias == nullptr ? acc[r] : add(acc[r], bias);
-    if (out.accumulate) result = add(load_first(target, n), result);
-    store_first(target, result, n);
-  }
+    multiply_bf16<R>(data, tile, lane, rows.num_groups, product);
+  for (int r = 0; r < R; ++r) write_outputs(weight, panel, first_row + r, product[r], out);
 }
 
 template <int R>
@@ -151,7 +156,14 @@ void multiply_rest(const Panels& weight, int panel, const Rows& rows, int first_
   }
 }
 
+#if defined(__AMX_INT8__)
+#include "amx_linear.inl"
+#endif
+
 void linear(const Panels& weight, int first, int last, const Rows& rows, int num_rows, Output out) {
+#if defined(__AMX_INT8__)
+  if (rows.is_quantised && num_rows >= kAmxRows) return linear_amx(weight, first, last, rows, num_rows, out);
+#endif
   for (int panel = first; panel < last; ++panel) {
     int row = 0;
     for (; row + kMaxRows <= num_rows; row += kMaxRows) multiply_panel<kMaxRows>(weight, panel, rows, row, out);
@@ -237,7 +249,7 @@ inline Tile find_tile(const KV& kv, int kv_head, const Sequence& sequence, int b
   return {keys, values};
 }
 
-// Scores of R query rows against the 16 keys of a tile; q [R, width] is scaled already.
+// Scores of R query rows against the 16 keys of a tile; q [R, kMaxHeadDim] is scaled already.
 template <int R>
 inline void score_tile(const uint16_t* keys, const float* q, int width, float* scores) {
   F even[R], odd[R];
@@ -246,8 +258,8 @@ inline void score_tile(const uint16_t* keys, const float* q, int width, float* s
     const F k_even = load_even_bf16(keys), k_odd = load_odd_bf16(keys);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      even[r] = fma(k_even, broadcast(q[r * width + d]), even[r]);
-      odd[r] = fma(k_odd, broadcast(q[r * width + d + 1]), odd[r]);
+      even[r] = fma(k_even, broadcast(q[r * kMaxHeadDim + d]), even[r]);
+      odd[r] = fma(k_odd, broadcast(q[r * kMaxHeadDim + d + 1]), odd[r]);
     }
   }
   for (int r = 0; r < R; ++r) store(scores + r * kChunk, add(even[r], odd[r]));
@@ -279,7 +291,7 @@ void score_rows(const Tile* tiles, int num_tiles, const float* q, int num_rows, 
     if (num_rows < R) return score_rows<R - 1>(tiles, num_tiles, q, num_rows, width, scores);
     for (int t = 0; t < num_tiles; ++t) score_tile<R>(tiles[t].keys, q, width, scores + t * kTile);
     if (num_rows > R)
-      score_rows<R>(tiles, num_tiles, q + R * width, num_rows - R, width, scores + R * kChunk);
+      score_rows<R>(tiles, num_tiles, q + R * kMaxHeadDim, num_rows - R, width, scores + R * kChunk);
   }
 }
 
@@ -292,8 +304,24 @@ void weigh_rows(const Tile* tiles, int num_tiles, const float* probs, int num_ro
   }
 }
 
+// What scores and weighted values are computed from: queries and probabilities as floats, or rounded for the tile unit.
+#if defined(__AMX_BF16__)
+#include "amx_attention.inl"
+using Operand = uint16_t;
+#else
+using Operand = float;
+inline F rounded(F x) { return x; }
+inline void store_operand(Operand* p, F x) { store(p, x); }
+inline void score(const Tile* tiles, int num_tiles, const Operand* q, int num_rows, int width, float* scores) {
+  score_rows<kMaxRows>(tiles, num_tiles, q, num_rows, width, scores);
+}
+inline void weigh(const Tile* tiles, int num_tiles, const Operand* probs, int num_rows, int width, float* out) {
+  weigh_rows<kMaxRows>(tiles, num_tiles, probs, num_rows, width, out);
+}
+#endif
+
 // Turns the scores of one row into e^(score - maximum); positions outside [begin, end) of the chunk become 0.
-inline Partial soften(float* scores, int begin, int end, int width) {
+inline Partial soften(float* scores, int begin, int end, int width, Operand* probs) {
   for (int i = 0; i < begin; ++i) scores[i] = -1e30f;
   for (int i = end; i < width; ++i) scores[i] = -1e30f;
   F largest = broadcast(-1e30f);
@@ -301,8 +329,8 @@ inline Partial soften(float* scores, int begin, int end, int width) {
   const float maximum = max_lanes(largest);
   F sum = broadcast(0.0f);
   for (int i = 0; i < width; i += kLanes) {
-    const F p = exp_lanes(sub(load(scores + i), broadcast(maximum)));
-    store(scores + i, p);
+    const F p = rounded(exp_lanes(sub(load(scores + i), broadcast(maximum))));
+    store_operand(probs + i, p);
     sum = add(sum, p);
   }
   return {maximum, sum_lanes(sum)};
@@ -311,7 +339,8 @@ inline Partial soften(float* scores, int begin, int end, int width) {
 void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block_size, const Queries& queries,
                   int chunk, int window, Partial* partials, float* accumulators) {
   alignas(64) float scores[kMaxQueries * kChunk];
-  alignas(64) float q[kMaxQueries * kMaxHeadDim];
+  alignas(64) Operand q[kMaxQueries * kMaxHeadDim];
+  alignas(64) Operand probs[kMaxQueries * kChunk];
   alignas(64) static thread_local uint16_t gathered[kChunk / kTile * 2 * kTile * kMaxHeadDim];
   Tile tiles[kChunk / kTile];
   const int head_dim = kv.head_dim, width = kv.width, start = chunk * kChunk;
@@ -324,27 +353,30 @@ void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block
     for (int r = 0; r < num_rows; ++r) partials[r] = {-1e30f, 0.0f};
     return;
   }
-  const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(head_dim));
+  const F scale = broadcast(1.0f / __builtin_sqrtf(static_cast<float>(head_dim)));
   for (int r = 0; r < num_rows; ++r) {
     const float* from = queries.q + (r / queries.group) * queries.token_stride + (r % queries.group) * head_dim;
-    for (int d = 0; d < width; ++d) q[r * width + d] = d < head_dim ? from[d] * scale : 0.0f;
+    for (int d = 0; d < width; d += kLanes) {
+      const int lanes = head_dim - d < kLanes ? head_dim - d : kLanes;
+      store_operand(q + r * kMaxHeadDim + d, rounded(mul(load_first(from + d, lanes), scale)));
+    }
   }
   for (int t = 0; t < num_tiles; ++t)
     tiles[t] = find_tile(kv, kv_head, sequence, block_size, start + t * kTile, gathered + 2 * t * tile_size(kv));
-  score_rows<kMaxRows>(tiles, num_tiles, q, num_rows, width, scores);
+  score(tiles, num_tiles, q, num_rows, width, scores);
   for (int r = 0; r < num_rows; ++r) {
-    const int position = queries.first_position + r / queries.group;
+    const int position = queries.first_position + r / queries.group, positions = num_tiles * kTile;
     int row_end = position + 1 - start, row_begin = position + 1 - window - start;
-    if (row_end > num_tiles * kTile) row_end = num_tiles * kTile;
+    if (row_end > positions) row_end = positions;
     if (window <= 0 || row_begin < 0) row_begin = 0;
     if (row_begin >= row_end) {
       partials[r] = {-1e30f, 0.0f};
-      for (int i = 0; i < num_tiles * kTile; ++i) scores[r * kChunk + i] = 0.0f;
+      for (int i = 0; i < positions; ++i) probs[r * kChunk + i] = 0;
     } else {
-      partials[r] = soften(scores + r * kChunk, row_begin, row_end, num_tiles * kTile);
+      partials[r] = soften(scores + r * kChunk, row_begin, row_end, positions, probs + r * kChunk);
     }
   }
-  weigh_rows<kMaxRows>(tiles, num_tiles, scores, num_rows, width, accumulators);
+  weigh(tiles, num_tiles, probs, num_rows, width, accumulators);
 }
 
 void fold(Partial* state, float* accumulator, const Partial& next, const float* next_accumulator, int width) {
@@ -394,7 +426,7 @@ void unpack_row(const Panels& weight, int output, float* out) {
   }
 }
 
-constexpr Kernels kKernels = {kName,    prepare_row, linear,       rms_norm, silu_gate,
+constexpr Kernels kKernels = {kIsa,    prepare_row, linear,       rms_norm, silu_gate,
                               rope,     write_kv,    attend_chunk, fold,     unpack_row};
 
 }  // namespace

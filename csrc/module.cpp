@@ -5,6 +5,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <stdexcept>
 #include <string>
 
@@ -19,13 +24,26 @@ namespace {
 template <typename T, int N>
 using Array = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
+// Linux hands out the tile registers of AMX only to a process that asks.
+bool may_use_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
+    if (may_use_amx()) found.push_back(amx_kernels());
     found.push_back(avx512_kernels());
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(avx2_kernels());
 #endif
   found.push_back(portable_kernels());
@@ -66,14 +84,13 @@ class Runtime {
     require(static_cast<int>(x.shape(1)) == panels.num_inputs, "x and weight differ in width");
     require(static_cast<int>(out.shape(1)) == panels.num_outputs && out.shape(0) == x.shape(0), "out has another shape");
     const std::vector<float> biases = copy(bias);
-    RowScratch scratch;
-    const Rows rows = scratch.rows(num_rows, panels.num_inputs);
+    Scratch scratch;
+    const Rows rows = rows_for(weight, num_rows, scratch);
     const nb::gil_scoped_release release;
     threads_.run([&](int index, int count) {
       const Part part = part_of(num_rows, index, count);
       for (int row = part.first; row < part.last; ++row)
-        kernels_->prepare_row(x.data() + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row,
-                              weight.is_quantised());
+        kernels_->prepare_row(x.data() + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row);
       threads_.barrier();
       const Part share = part_of(panels.num_panels(), index, count);
       kernels_->linear(panels, share.first, share.last, rows, num_rows,

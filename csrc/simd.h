@@ -14,7 +14,11 @@ struct I { __m512i v; };
 struct Codes { __m512i v; };  // 16 outputs x 4 unsigned bytes
 struct Dot { __m512i v; };    // 16 running integer sums
 static constexpr int kMaxRows = 8;
-static constexpr const char* kName = "avx512";
+#if defined(__AMX_INT8__)
+static constexpr const char* kIsa = "amx";
+#else
+static constexpr const char* kIsa = "avx512";
+#endif
 
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
@@ -64,7 +68,7 @@ struct I { __m256i a, b; };
 struct Codes { __m256i q[4]; };  // 16 outputs x 4 bytes, widened to 16 bits
 struct Dot { __m256i q[4]; };    // per output two partial sums
 static constexpr int kMaxRows = 2;
-static constexpr const char* kName = "avx2";
+static constexpr const char* kIsa = "avx2";
 
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
@@ -162,7 +166,7 @@ struct I { int32_t v[kLanes]; };
 struct Codes { uint8_t v[64]; };
 struct Dot { int32_t v[kLanes]; };
 static constexpr int kMaxRows = 2;
-static constexpr const char* kName = "portable";
+static constexpr const char* kIsa = "portable";
 
 #define EACH(expression)                        \
   for (int i = 0; i < kLanes; ++i) expression;  \

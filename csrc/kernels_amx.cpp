@@ -1,0 +1,5 @@
+#include "kernels.inl"
+
+namespace paceline {
+const Kernels* amx_kernels() { return &kKernels; }
+}  // namespace paceline

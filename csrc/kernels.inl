@@ -36,10 +36,9 @@ inline F exp_lanes(F x) {
   return mul(p, shift_exponent(biased));
 }
 
-inline uint16_t to_bf16(float x) {
+inline uint16_t to_bf16(float x) {  // finite; to nearest, ties to even
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);  // stay a NaN
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -203,6 +202,14 @@ void rope(float* head, const float* cos, const float* sin, int head_dim) {
 inline int64_t tile_size(const KV& kv) { return static_cast<int64_t>(kTile) * kv.width; }
 inline int64_t tile_offset(const KV& kv, int64_t tile, int head) { return (tile * kv.num_heads + head) * tile_size(kv); }
 
+// The store holds finite numbers only: what a broken request leaves behind is multiplied by 0 in the next owner's
+// attention, and 0 * NaN would be NaN.
+inline uint16_t to_finite_bf16(float x) {
+  constexpr float kLargest = 3.38953139e38f;
+  if (x != x) return 0;
+  return to_bf16(x > kLargest ? kLargest : x < -kLargest ? -kLargest : x);
+}
+
 void write_kv(const KV& kv, int64_t slot, const float* k, const float* v) {
   const int64_t tile = slot / kTile;
   const int lane = static_cast<int>(slot % kTile), head_dim = kv.head_dim, width = kv.width;
@@ -210,8 +217,8 @@ void write_kv(const KV& kv, int64_t slot, const float* k, const float* v) {
     uint16_t* keys = kv.keys + tile_offset(kv, tile, head) + 2 * lane;
     uint16_t* values = kv.values + tile_offset(kv, tile, head) + (lane / 2) * 2 * width + lane % 2;
     for (int d = 0; d < head_dim; ++d) {
-      keys[(d / 2) * 2 * kTile + d % 2] = to_bf16(k[d]);
-      values[2 * d] = to_bf16(v[d]);
+      keys[(d / 2) * 2 * kTile + d % 2] = to_finite_bf16(k[d]);
+      values[2 * d] = to_finite_bf16(v[d]);
     }
   }
 }

@@ -36,8 +36,8 @@ def is_available() -> bool:
 def warn_unavailable() -> None:
     """Say once why a CPU without the kernels is slow."""
     warnings.warn(
-        "paceline was installed without its CPU kernels (no C++ compiler was found), so torch computes, several times "
-        "slower; install a compiler and reinstall",
+        "paceline was installed without its CPU kernels (no C++ compiler or Python headers were found), so torch "
+        "computes, several times slower; install them and reinstall",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -14,10 +14,8 @@ PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface_
 
 def show_env() -> None:
     """Show versions, processor, backend and where models are kept."""
-    import torch
-
     import paceline
-    from paceline.backends.select import select_backend
+    from paceline.backends.select import num_threads, select_backend
     from paceline.config import RuntimeConfig
     from paceline.loader.catalog import CATALOG, model_path, paceline_home
 
@@ -28,14 +26,20 @@ def show_env() -> None:
     for name in PACKAGES:
         table.add_row(name, metadata.version(name))
     table.add_row("processor", _processor())
-    table.add_row("instructions", torch.backends.cpu.get_cpu_capability())
-    table.add_row("threads", str(torch.get_num_threads()))
-    table.add_row("backend", f"{backend.name} ({type(backend).__name__}), {backend.device}, {backend.dtype}")
+    table.add_row("instructions", _instructions())
+    table.add_row("threads", str(num_threads(RuntimeConfig())))
+    table.add_row("backend", f"{backend.name} ({type(backend).__name__}), {backend.device}")
     table.add_row("models in", str(paceline_home()))
     for name, entry in CATALOG.items():
         state = "fetched" if model_path(entry).exists() else f"not fetched yet (paceline pull {name})"
         table.add_row(f"  {name}", state)
     Console().print(table)
+
+
+def _instructions() -> str:
+    from paceline.backends import cpu
+
+    return cpu.instruction_set() if cpu.is_available() else "no kernels in this installation: torch computes"
 
 
 def _processor() -> str:

@@ -28,8 +28,7 @@ inline void store_operand(uint16_t* p, F x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
 }
 
-// scores [rows, kChunk] of q [rows, width] in bf16 against the keys of some tiles; rows in whole tiles of 16. A width
-// that is an odd multiple of 16 ends in 16 dimensions of zeros: q has room for them, the keys' neighbours are finite.
+// scores [rows, kChunk] of q [rows, width] in bf16 against the keys of some tiles; rows in whole tiles of 16.
 inline void score(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {
   _tile_loadconfig(&kAttentionConfig);
   for (int row = 0; row < num_rows; row += 16) {

@@ -58,9 +58,10 @@ inline void multiply_tile(const uint8_t* panel, int64_t panel_step, const uint8_
   }
 }
 
+constexpr int kAmxInputs = 1 << 15;  // as many as there is room for the unpacked codes of a panel
+
 void linear_amx(const Panels& weight, int first, int last, const Rows& rows, int num_rows, const Output& out) {
-  constexpr int kMaxUnpacked = 1 << 19;  // 32,768 inputs
-  alignas(64) static thread_local uint8_t unpacked[kMaxUnpacked];
+  alignas(64) static thread_local uint8_t unpacked[kAmxInputs * kPanel];
   const int bits = static_cast<int>(weight.format);
   const int64_t step = 4 * kPanel + kGroup * kPanel * bits / 8;
   _tile_loadconfig(&kLinearConfig);

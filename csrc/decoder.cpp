@@ -1,7 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
-#include <cstring>
+#include <stdexcept>
 
 namespace paceline {
 namespace {
@@ -185,6 +185,34 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
       kernels.rms_norm(x, norm_.data(), hidden_size, shape_.rms_norm_eps, x);
     }
   });
+}
+
+void Decoder::check(const int64_t* token_ids, const Batch& batch, int hidden_size, const KVStore& store) const {
+  const int64_t num_positions = static_cast<int64_t>(cos_.size()) / shape_.head_dim;
+  bool holds = hidden_size == shape_.hidden_size && store.has(static_cast<int>(layers_.size()) - 1);
+  for (int i = 0; holds && i < batch.num_tokens; ++i)
+    holds = token_ids[i] >= 0 && token_ids[i] < embedding_->panels().num_outputs && batch.positions[i] >= 0 &&
+            batch.positions[i] < num_positions;
+  if (!holds) throw std::invalid_argument("a token id, a position or a layer is out of range");
+}
+
+int64_t Decoder::read_weights(const Kernels& kernels, Threads& threads) const {
+  std::vector<const Weight*> weights;
+  for (const Layer& layer : layers_)
+    for (const LinearLayer* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+      weights.push_back(linear->weight.get());
+  weights.push_back(embedding_.get());
+  std::atomic<uint64_t> mixed{0};  // kept, so that no compiler finds the reading useless
+  threads.run([&](int index, int count) {
+    for (const Weight* weight : weights) {
+      const Part part = part_of(weight->panels().num_panels(), index, count);
+      const int64_t bytes = weight->panels().panel_bytes();
+      mixed ^= kernels.read(weight->panels().data + part.first * bytes, (part.last - part.first) * bytes);
+    }
+  });
+  int64_t total = 0;
+  for (const Weight* weight : weights) total += weight->panels().panel_bytes() * weight->panels().num_panels();
+  return total;
 }
 
 }  // namespace paceline

@@ -89,6 +89,12 @@ class Decoder {
   void forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids, const Batch& batch,
                float* hidden);
 
+  // Throws std::invalid_argument where the batch asks for what model or store do not have.
+  void check(const int64_t* token_ids, const Batch& batch, int hidden_size, const KVStore& store) const;
+
+  // Reads all weights once, the embedding table (a tied head) included; returns their bytes.
+  int64_t read_weights(const Kernels& kernels, Threads& threads) const;
+
  private:
   Shape shape_;
   std::shared_ptr<const Weight> embedding_;

@@ -103,6 +103,8 @@ struct Kernels {
   void (*fold)(Partial* state, float* accumulator, const Partial& next, const float* next_accumulator, int width);
   // out [num_inputs]: one row of the weight as floats (an embedding).
   void (*unpack_row)(const Panels& weight, int output, float* out);
+  // Reads every byte and does nothing with it: the time below which no product can be.
+  uint64_t (*read)(const uint8_t* data, int64_t num_bytes);
 };
 
 const Kernels* amx_kernels();

@@ -47,7 +47,8 @@ void prepare_row(const float* x, int n, Rows rows, int row) {
   const int lane = row % kRowTile;
   for (int g = 0; g < rows.num_groups; ++g, tile += rows.group_bytes()) {
     alignas(64) float group[kGroup] = {};
-    for (int i = 0; i < kGroup && g * kGroup + i < n; ++i) group[i] = x[g * kGroup + i];
+    const int filled = n - g * kGroup < kGroup ? n - g * kGroup : kGroup;
+    __builtin_memcpy(group, x + g * kGroup, static_cast<unsigned>(filled) * sizeof(float));
     if (!rows.is_quantised) {
       float* values = reinterpret_cast<float*>(tile);
       for (int i = 0; i < kGroup; ++i) values[i * kRowTile + lane] = group[i];
@@ -161,7 +162,8 @@ void multiply_rest(const Panels& weight, int panel, const Rows& rows, int first_
 
 void linear(const Panels& weight, int first, int last, const Rows& rows, int num_rows, Output out) {
 #if defined(__AMX_INT8__)
-  if (rows.is_quantised && num_rows >= kAmxRows) return linear_amx(weight, first, last, rows, num_rows, out);
+  if (rows.is_quantised && num_rows >= kAmxRows && weight.num_inputs <= kAmxInputs)
+    return linear_amx(weight, first, last, rows, num_rows, out);
 #endif
   for (int panel = first; panel < last; ++panel) {
     int row = 0;
@@ -433,8 +435,20 @@ void unpack_row(const Panels& weight, int output, float* out) {
   }
 }
 
-constexpr Kernels kKernels = {kIsa,    prepare_row, linear,       rms_norm, silu_gate,
-                              rope,     write_kv,    attend_chunk, fold,     unpack_row};
+uint64_t read(const uint8_t* data, int64_t num_bytes) {
+  uint64_t mixed[32] = {};
+  for (int64_t i = 0; i + 256 <= num_bytes; i += 256) {
+    uint64_t words[32];
+    __builtin_memcpy(words, data + i, 256);
+    for (int j = 0; j < 32; ++j) mixed[j] ^= words[j];
+  }
+  uint64_t all = 0;
+  for (int j = 0; j < 32; ++j) all ^= mixed[j];
+  return all;
+}
+
+constexpr Kernels kKernels = {kIsa,     prepare_row, linear, rms_norm,   silu_gate, rope,
+                              write_kv, attend_chunk, fold,   unpack_row, read};
 
 }  // namespace
 }  // namespace paceline

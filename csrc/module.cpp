@@ -62,7 +62,8 @@ void require(bool holds, const char* what) {
 
 std::vector<float> copy(const nb::object& array) {
   if (array.is_none()) return {};
-  const auto values = nb::cast<Array<const float, 1>>(array);
+  Array<const float, 1> values;
+  require(nb::try_cast(array, values), "a vector of float32 is needed");
   return {values.data(), values.data() + values.shape(0)};
 }
 
@@ -84,6 +85,7 @@ class Runtime {
     require(static_cast<int>(x.shape(1)) == panels.num_inputs, "x and weight differ in width");
     require(static_cast<int>(out.shape(1)) == panels.num_outputs && out.shape(0) == x.shape(0), "out has another shape");
     const std::vector<float> biases = copy(bias);
+    require(biases.empty() || static_cast<int>(biases.size()) == panels.num_outputs, "bias has another length");
     Scratch scratch;
     const Rows rows = rows_for(weight, num_rows, scratch);
     const nb::gil_scoped_release release;
@@ -111,12 +113,16 @@ class Runtime {
   void rms_norm(Array<const float, 2> x, Array<const float, 1> weight, float eps, Array<float, 2> out) {
     const int n = static_cast<int>(x.shape(1));
     require(weight.shape(0) == x.shape(1), "x and weight differ in width");
+    require(out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1), "out has another shape");
     for (size_t row = 0; row < x.shape(0); ++row)
       kernels_->rms_norm(x.data() + row * n, weight.data(), n, eps, out.data() + row * n);
   }
 
   void rope(Array<float, 3> x, Array<const float, 2> cos, Array<const float, 2> sin) {
     const int head_dim = static_cast<int>(x.shape(2));
+    require(cos.shape(0) == x.shape(0) && cos.shape(1) == x.shape(2) && sin.shape(0) == x.shape(0) &&
+                sin.shape(1) == x.shape(2),
+            "cos and sin must be [tokens, head size]");
     for (size_t token = 0; token < x.shape(0); ++token)
       for (size_t head = 0; head < x.shape(1); ++head)
         kernels_->rope(x.data() + (token * x.shape(1) + head) * head_dim, cos.data() + token * head_dim,
@@ -125,7 +131,7 @@ class Runtime {
 
   void silu_gate(Array<const float, 2> gate_up, Array<float, 2> out) {
     const int inner = static_cast<int>(out.shape(1));
-    require(gate_up.shape(1) == 2 * out.shape(1), "gate_up must be twice as wide as out");
+    require(gate_up.shape(0) == out.shape(0) && gate_up.shape(1) == 2 * out.shape(1), "gate_up must be twice as wide as out");
     for (size_t row = 0; row < out.shape(0); ++row)
       kernels_->silu_gate(gate_up.data() + row * 2 * inner, gate_up.data() + row * 2 * inner + inner, inner,
                           out.data() + row * inner);
@@ -133,17 +139,27 @@ class Runtime {
 
   void write_kv(KVStore& store, int layer, Array<const int64_t, 1> slots, Array<const float, 3> k,
                 Array<const float, 3> v) {
+    require(store.has(layer), "there is no such layer");
     const KV kv = store.layer(layer);
     const int64_t size = static_cast<int64_t>(kv.num_heads) * kv.head_dim;
-    require(static_cast<int64_t>(k.shape(1) * k.shape(2)) == size, "k has another shape than the store");
+    for (const auto& x : {k, v})
+      require(x.shape(0) == slots.shape(0) && static_cast<int>(x.shape(1)) == kv.num_heads &&
+                  static_cast<int>(x.shape(2)) == kv.head_dim,
+              "k and v must be [slots, heads, head size]");
+    for (size_t i = 0; i < slots.shape(0); ++i)
+      require(slots.data()[i] >= 0 && slots.data()[i] < store.num_slots(), "a slot is out of range");
     for (size_t i = 0; i < slots.shape(0); ++i)
       kernels_->write_kv(kv, slots.data()[i], k.data() + i * size, v.data() + i * size);
   }
 
   void attention(KVStore& store, int layer, Array<const int32_t, 2> sequences, Array<const int32_t, 2> block_tables,
                  int block_size, int window, Array<const float, 3> q, Array<float, 2> out) {
-    const Batch batch = make_batch(static_cast<int>(q.shape(0)), nullptr, nullptr, sequences, block_tables, block_size);
+    require(store.has(layer), "there is no such layer");
+    const Batch batch =
+        make_batch(static_cast<int>(q.shape(0)), nullptr, nullptr, sequences, block_tables, block_size, store);
     const int num_heads = static_cast<int>(q.shape(1));
+    require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) * q.shape(2), "out has another shape");
+    require_heads(num_heads, static_cast<int>(q.shape(2)), store.layer(layer));
     const KV kv = store.layer(layer);
     AttentionPlan plan(batch, num_heads, kv, 1);
     const nb::gil_scoped_release release;
@@ -160,22 +176,48 @@ class Runtime {
                Array<const int64_t, 1> slots, Array<const int32_t, 2> sequences,
                Array<const int32_t, 2> block_tables, int block_size, Array<float, 2> hidden) {
     const Batch batch = make_batch(static_cast<int>(token_ids.shape(0)), positions.data(), slots.data(), sequences,
-                                   block_tables, block_size);
+                                   block_tables, block_size, store);
+    require(positions.shape(0) == token_ids.shape(0) && slots.shape(0) == token_ids.shape(0) &&
+                hidden.shape(0) == token_ids.shape(0),
+            "token_ids, positions, slots and hidden differ in length");
+    for (size_t i = 0; i < slots.shape(0); ++i)
+      require(slots.data()[i] >= 0 && slots.data()[i] < store.num_slots(), "a slot is out of range");
+    decoder.check(token_ids.data(), batch, static_cast<int>(hidden.shape(1)), store);
     const nb::gil_scoped_release release;
     decoder.forward(*kernels_, threads_, store, token_ids.data(), batch, hidden.data());
+  }
+
+  int64_t read_weights(const Decoder& decoder) {
+    const nb::gil_scoped_release release;
+    return decoder.read_weights(*kernels_, threads_);
   }
 
  private:
   // sequences: rows of (query_start, query_len, kv_len); block_tables [num_sequences, most blocks].
   static Batch make_batch(int num_tokens, const int64_t* positions, const int64_t* slots,
                           const Array<const int32_t, 2>& sequences, const Array<const int32_t, 2>& block_tables,
-                          int block_size) {
+                          int block_size, const KVStore& store) {
+    require(block_size > 0 && sequences.shape(1) == 3 && block_tables.shape(0) == sequences.shape(0),
+            "sequences must be [sequences, 3] and have a block table each");
     Batch batch{num_tokens, positions, slots, {}, block_size};
     for (size_t s = 0; s < sequences.shape(0); ++s) {
       const int32_t* row = sequences.data() + 3 * s;
-      batch.sequences.push_back({row[0], row[1], row[2], block_tables.data() + s * block_tables.shape(1)});
+      const int32_t* table = block_tables.data() + s * block_tables.shape(1);
+      const int num_blocks = (row[2] + block_size - 1) / block_size;
+      require(row[0] >= 0 && row[1] > 0 && row[1] <= row[2] && row[0] + row[1] <= num_tokens,
+              "a sequence's rows are out of range");
+      require(num_blocks <= static_cast<int>(block_tables.shape(1)), "a block table is shorter than its sequence");
+      for (int i = 0; i < num_blocks; ++i)
+        require(table[i] >= 0 && (table[i] + int64_t{1}) * block_size <= store.num_slots(), "a block is out of range");
+      batch.sequences.push_back({row[0], row[1], row[2], table});
     }
     return batch;
+  }
+
+  static void require_heads(int num_heads, int head_dim, const KV& kv) {
+    require(head_dim == kv.head_dim && head_dim <= kMaxHeadDim, "the head size is not the store's, or above 256");
+    require(num_heads % kv.num_heads == 0 && num_heads / kv.num_heads <= kMaxQueries,
+            "query heads must be a multiple of the K/V heads, at most 32 for each");
   }
 
   const Kernels* kernels_ = nullptr;
@@ -258,7 +300,8 @@ NB_MODULE(_kernels, m) {
       .def("attention", &Runtime::attention, "store"_a, "layer"_a, "sequences"_a, "block_tables"_a, "block_size"_a,
            "window"_a, "q"_a, "out"_a)
       .def("forward", &Runtime::forward, "decoder"_a, "store"_a, "token_ids"_a, "positions"_a, "slots"_a,
-           "sequences"_a, "block_tables"_a, "block_size"_a, "hidden"_a);
+           "sequences"_a, "block_tables"_a, "block_size"_a, "hidden"_a)
+      .def("read_weights", &Runtime::read_weights, "decoder"_a);
 }
 
 }  // namespace paceline

@@ -38,7 +38,8 @@ Threads::Threads(int count) : owner_(getpid()) {
 
 Threads::~Threads() {
   if (getpid() != owner_) {
-    for (auto& worker : workers_) worker.detach();
+    // A forked child has none of these threads, and their ids may be its own threads' by now: they are left alone.
+    new std::vector<std::thread>(std::move(workers_));
     return;
   }
   is_stopping_ = true;

@@ -11,16 +11,19 @@ namespace {
 
 constexpr size_t kHugePage = size_t{1} << 21;
 
+// To nearest, ties to even, in one rounding; beyond the largest half it is infinite.
 uint16_t to_half(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
-  const uint32_t sign = (bits >> 16) & 0x8000;
-  float magnitude = std::abs(x);
-  // Multiplying by 2^-112 turns a half's exponent range into the float's smallest one, subnormals included.
-  magnitude *= 0x1p-112f;
-  uint32_t small;
-  std::memcpy(&small, &magnitude, 4);
-  const uint32_t rounded = (small + 0xfff + ((small >> 13) & 1)) >> 13;
+  const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude < 0x38800000) {  // subnormal as a half: a whole number of 2^-24, which is what 0.5 + x is rounded to
+    float small = std::abs(x);
+    small += 0.5f;
+    uint32_t rounded;
+    std::memcpy(&rounded, &small, 4);
+    return static_cast<uint16_t>(sign | (rounded - 0x3f000000));
+  }
+  const uint32_t rounded = (magnitude + 0xfff + ((magnitude >> 13) & 1) - 0x38000000) >> 13;
   return static_cast<uint16_t>(sign | (rounded > 0x7c00 ? 0x7c00 : rounded));
 }
 

@@ -49,6 +49,8 @@ class KVStore {
  public:
   KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim);
   KV layer(int index) const;
+  bool has(int layer) const { return layer >= 0 && layer < num_layers_; }
+  int64_t num_slots() const { return num_slots_; }
 
  private:
   struct Free {

@@ -21,6 +21,7 @@ from paceline.bench.compare import (
 )
 from paceline.bench.machine import Machine
 from paceline.bench.measure import KVLayout
+from paceline.bench.peers.catalog import PEER_ARMS, plain_arm
 from paceline.bench.records import StepRecord, TurnRecord
 from paceline.bench.statistics import quantile
 from paceline.errors import BenchmarkError
@@ -35,6 +36,7 @@ class RunInfo:
     Attributes:
         kv_budget_bytes: the K/V memory for which ``peak_sessions`` is reckoned, the same for all arms.
         layouts: how each arm takes K/V memory; arms without one (other engines) have no ``peak_sessions``.
+        not_run: what was asked for and could not run, or not to the end: a peer or one arm of it, and why.
     """
 
     machine: Machine
@@ -43,6 +45,7 @@ class RunInfo:
     suite: str
     kv_budget_bytes: int = 0
     layouts: Mapping[str, KVLayout] = field(default_factory=dict)
+    not_run: Mapping[str, str] = field(default_factory=dict)
 
 
 # The log
@@ -106,7 +109,7 @@ def _cut_unfinished_line(descriptor: int) -> None:
 
 
 def summarise(records: Iterable[TurnRecord], info: RunInfo) -> dict[str, Any]:
-    """The public result: {"machine", "model", "draft", "suite", "arms", "ratios"}, ready for JSON.
+    """The public result: {"machine", "model", "draft", "suite", "not_run", "peers", "arms", "ratios"}, ready for JSON.
 
     A later record of the same (arm, task, turn) replaces an earlier one. ``ratios`` is {ARM: {BASELINE: {RATIO:
     {"estimate", "low", "high", "tasks"}}}} for the baselines that were run.
@@ -117,6 +120,8 @@ def summarise(records: Iterable[TurnRecord], info: RunInfo) -> dict[str, Any]:
         "model": info.model,
         "draft": info.draft,
         "suite": info.suite,
+        "not_run": dict(info.not_run),
+        "peers": {arm: _summarise_peer(arm, arms) for arm in arms if arm in PEER_ARMS},
         "arms": {arm: _summarise_arm(arm, arms, info) for arm in arms},
         "ratios": {arm: _ratios(arm, arms) for arm in arms},
     }
@@ -154,6 +159,17 @@ def _summarise_arm(arm: str, arms: Mapping[str, Sequence[TurnRecord]], info: Run
         "verify_cost": prediction.verify_cost if prediction else None,
         **_memory(turns, info.layouts.get(arm), info.kv_budget_bytes),
         "identical_to_autoregressive": {"count": identical, "total": compared},
+    }
+
+
+def _summarise_peer(arm: str, arms: Mapping[str, Sequence[TurnRecord]]) -> dict[str, Any]:
+    """What an arm of another engine ran on, and whether drafting changed that engine's own tokens."""
+    extra, plain = arms[arm][-1].extra, plain_arm(arm)
+    identical, compared = measure.identical_turns(arms[arm], arms.get(plain, ()))
+    return {
+        "version": extra.get("peer_version"),
+        "weights": extra.get("weights"),
+        "identical_to_plain": {"count": identical, "total": compared} if plain != arm else None,
     }
 
 

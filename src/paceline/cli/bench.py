@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.bench.records import Task, TurnRecord
     from paceline.bench.results import RunInfo
     from paceline.engine.engine import Engine
+    from paceline.errors import BenchmarkError
 
 QUICK_TASKS = 5
 # None: gold replay, which runs no target.
@@ -161,13 +162,14 @@ def _run(
     from paceline.bench.results import RunInfo, append_records, read_records
 
     done = {(record.arm, record.task_id) for record in read_records(log)}
+    not_run: dict[str, str] = {}
     with ExitStack() as stack:
-        runners = _start_peers(peers, engines, notes, stack) if peers else {}
+        runners = _start_peers(peers, engines, notes, stack, not_run) if peers else {}
         everyone = [*arms, *(runner.arm for runner in runners.values())]
         if mode is None:
             batches = _replay(workload, arms, engines, done)
         else:
-            batches = _serve(workload, everyone, runners, engines, mode, seed, done, notes)
+            batches = _serve(workload, everyone, runners, engines, mode, seed, done, notes, not_run)
         total = len(workload) * len(everyone)
         with Progress(*_COLUMNS, console=notes) as progress:
             bar = progress.add_task("tasks x arms", total=total, completed=min(len(done), total))
@@ -184,6 +186,7 @@ def _run(
         suite=f"{len(workload)} tasks, {mode or 'gold replay'}",
         kv_budget_bytes=info.kv_bytes,
         layouts={arm.name: KVLayout(slots[arm.cache], bytes_per_slot) for arm in arms},
+        not_run=not_run,
     )
 
 
@@ -219,10 +222,15 @@ def _serve(
     seed: int,
     done: Collection[tuple[str, str]],
     notes: Console,
+    not_run: dict[str, str],
 ) -> Iterator[list[TurnRecord]]:
-    """This engine's arms and the peers', side by side."""
+    """This engine's arms and the peers', side by side; an arm that fails on the way joins ``not_run``."""
     from paceline.bench.drive import EngineRunner, run_suite
     from paceline.bench.peers.runner import RunnerByArm
+
+    def leave_out(arm: Arm, error: BenchmarkError) -> None:
+        not_run[arm.name] = f"stopped during the run: {error}"
+        notes.print(f"{arm.name} is left out: {error}", markup=False)
 
     own = EngineRunner({arm.cache: engines.get(arm.cache) for arm in arms if arm.name not in peers})
     own.warm_up()
@@ -233,24 +241,28 @@ def _serve(
         mode=mode,
         seed=seed,
         done=done,
-        on_dropped=lambda arm, error: notes.print(f"{arm.name} is left out: {error}", markup=False),
+        on_dropped=leave_out,
     )
 
 
-def _start_peers(names: Sequence[str], engines: _Engines, notes: Console, stack: ExitStack) -> dict[str, PeerRunner]:
+def _start_peers(
+    names: Sequence[str], engines: _Engines, notes: Console, stack: ExitStack, not_run: dict[str, str]
+) -> dict[str, PeerRunner]:
+    """The runners of all peer arms that can run, by arm name; the others join ``not_run``."""
     import torch
 
     from paceline.bench.peers.make import make_peer_runners
     from paceline.loader.resolve import resolve_source
 
     length = engines.get("paged").info.max_model_len
-    runners, _reasons = make_peer_runners(
+    runners, reasons = make_peer_runners(
         names,
         model_path=resolve_source(engines.model),
         num_threads=torch.get_num_threads(),
         console=notes,
         context_length=length,
     )
+    not_run.update(reasons)
     for runner in runners.values():
         stack.callback(runner.close)
     return runners

@@ -69,6 +69,10 @@ class NativeDecoder(Decoder):
         )
         return hidden
 
+    def read_weights(self) -> int:
+        """Read all weights once with all threads, for the time it takes; returns their bytes."""
+        return self._runtime.read_weights(self._native)
+
 
 def _native(linear: Linear) -> _kernels.LinearLayer:
     assert isinstance(linear, CpuLinear)

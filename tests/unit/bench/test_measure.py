@@ -269,7 +269,7 @@ CONTRACT = {
 
 def test_the_summary_has_exactly_the_public_keys() -> None:
     summary = summarise(agent_run(), run_info())
-    assert list(summary) == ["machine", "model", "draft", "suite", "arms", "ratios"]
+    assert list(summary) == ["machine", "model", "draft", "suite", "not_run", "peers", "arms", "ratios"]
     assert list(summary["arms"]) == list(ARMS)
     for arm in summary["arms"].values():
         assert set(arm) >= CONTRACT

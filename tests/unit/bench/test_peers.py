@@ -9,7 +9,10 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,19 +21,22 @@ from rich.console import Console
 from paceline.bench.arms import ARMS, Arm
 from paceline.bench.drive import run_suite, run_task
 from paceline.bench.peers import make, weights
-from paceline.bench.peers.catalog import PEER_ARMS, PEERS, PeerSpec, parse_peers
+from paceline.bench.peers.catalog import PEER_ARMS, PEERS, PeerSpec, parse_peers, plain_arm
 from paceline.bench.peers.install import ensure_peer
 from paceline.bench.peers.process import WorkerProcess
 from paceline.bench.peers.runner import PeerRunner, Prompting, RunnerByArm
 from paceline.bench.peers.worker_protocol import Recorder
 from paceline.bench.records import Message, Task, Turn, TurnRecord
-from paceline.bench.results import decode, encode
+from paceline.bench.report import write_report
+from paceline.bench.results import decode, encode, summarise
+from paceline.cli import bench
 from paceline.errors import BenchmarkError, InvalidParameterError
 from paceline.loader.chat import ChatTemplate
 from paceline.loader.hf_config import read_model_config
 from paceline.loader.load import load_checkpoint
 from paceline.loader.tokenizer import Tokenizer
 from paceline.model.config import RopeScaling
+from tests.unit.bench.factory import run_info, step, turn
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 PEERS_FOLDER = Path(make.__file__).parent
@@ -132,6 +138,16 @@ class Ours:
 
     def run(self, arm: Arm, task: Task, number: int, messages: Sequence[Message]) -> tuple[TurnRecord, str]:
         return TurnRecord(arm.name, task.task_id, "part", number, "edit", True, 1, 0, [1], 1.0, []), ""
+
+
+class FakeEngines:
+    """Stands for the command's own engines: peers ask them for the model and the length of the context."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = str(model)
+
+    def get(self, kind: str) -> SimpleNamespace:
+        return SimpleNamespace(info=SimpleNamespace(max_model_len=512))
 
 
 def test_a_peer_that_dies_is_dropped_and_the_run_goes_on(prompting: Prompting) -> None:
@@ -266,10 +282,82 @@ def test_a_peer_that_cannot_be_installed_is_a_reason_and_no_more(
         ["llama-cpp", "openvino"], model_path=tiny_checkpoint, num_threads=1, console=SILENT
     )
     assert runners == {}
-    assert reasons == [
-        "llama-cpp is not run: its installation failed: no compiler",
-        "openvino is not run: its installation failed: no compiler",
+    reason = "its installation failed: no compiler"
+    assert reasons == {"llama-cpp": reason, "openvino": reason}
+
+
+@pytest.fixture
+def broken_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp cannot be installed; the workers of the others die at their first turn."""
+
+    def install(spec: PeerSpec, home: Path, console: Console) -> Path:
+        if spec.name == "llama-cpp":
+            raise BenchmarkError("its installation failed: no compiler")
+        return Path(sys.executable)
+
+    def worker(spec: PeerSpec, name: str, python: Path, num_threads: int) -> WorkerProcess:
+        return WorkerProcess(name, [str(python), "-I", str(FAKE_WORKER), "dying"])
+
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(make, "ensure_peer", install)
+    monkeypatch.setattr(make, "worker_process", worker)
+
+
+@pytest.mark.usefixtures("broken_peers")
+def test_every_way_not_to_run_is_in_the_summary_and_in_the_report(
+    prompting: Prompting, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "_prompting", lambda *arguments: prompting)
+    engines: Any = FakeEngines(tiny_checkpoint)
+    not_run: dict[str, str] = {}
+    with ExitStack() as stack:
+        runners = bench._start_peers(list(PEERS), engines, SILENT, stack, not_run)
+        arms = [runner.arm for runner in runners.values()]
+        assert list(bench._serve([make_task()], arms, runners, engines, "scripted", 0, (), SILENT, not_run)) == []
+    assert not_run.pop("llama-cpp") == "its installation failed: no compiler"
+    for arm in PEERS["openvino"].arms:
+        assert not_run.pop(arm.name).startswith("it reads GGUF files only")
+    for name, reason in not_run.items():
+        assert reason.startswith(f"stopped during the run: {name} died during 'generate': exit status 3")
+    assert sorted(not_run) == ["transformers", "transformers-lookup"]
+
+    not_run["hostile|<b>"] = "no | luck"
+    summary = summarise([], run_info(not_run=not_run))
+    write_report(summary, [], tmp_path / "report")
+    assert json.loads((tmp_path / "report" / "summary.json").read_text())["not_run"] == not_run
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "## Not run\n" in text
+    assert "| transformers | stopped during the run: transformers died" in text
+    assert "| hostile\\|&lt;b> | no \\| luck |" in text
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<h2>Not run</h2>" in page
+    assert "hostile|&lt;b&gt;" in page
+
+
+def test_a_report_of_a_run_without_failures_has_no_such_table(tmp_path: Path) -> None:
+    summary = summarise([turn([step()])], run_info())
+    assert (summary["not_run"], summary["peers"]) == ({}, {})
+    write_report(summary, [], tmp_path)
+    assert "Not run" not in (tmp_path / "report.md").read_text()
+
+
+def test_the_report_says_where_a_peers_drafts_changed_its_own_tokens(tmp_path: Path) -> None:
+    extra = {"weights": "m.gguf, computed in f32", "peer_version": "2026.4"}
+    records = [
+        turn([step(num_tokens=3)], arm=arm, turn=number, token_ids=token_ids, extra=extra)
+        for arm, answers in (("openvino-f32", [(1, 2, 3), (4, 5, 6)]), ("openvino-f32-lookup", [(1, 2, 3), (4, 5, 7)]))
+        for number, token_ids in enumerate(answers)
     ]
+    summary = summarise([*records, turn([step()], arm="dynamic")], run_info())
+    known = {"version": "2026.4", "weights": extra["weights"]}
+    assert summary["peers"] == {
+        "openvino-f32": {**known, "identical_to_plain": None},
+        "openvino-f32-lookup": {**known, "identical_to_plain": {"count": 1, "total": 2}},
+    }
+    write_report(summary, records, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| openvino-f32-lookup | 2026.4 | m.gguf, computed in f32 | 1 of 2 |" in text
+    assert {plain_arm(name) for name in PEER_ARMS} == {name for name, arm in PEER_ARMS.items() if not arm.lookup_tokens}
 
 
 def test_peers_are_named_once_and_unknown_ones_refused() -> None:

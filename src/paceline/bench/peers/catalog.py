@@ -16,11 +16,17 @@ WeightsKind = Literal["Q8_0", "Q4_1", "as is", "safetensors"]
 
 @dataclass(frozen=True, slots=True)
 class PeerArm:
-    """One way to run a peer. ``lookup_tokens`` is the length of its prompt lookup drafts; 0 decodes plainly."""
+    """One way to run a peer.
+
+    Attributes:
+        lookup_tokens: the length of its prompt lookup drafts; 0 decodes plainly.
+        precision: what it computes in where that is not its own choice; OpenVINO's names.
+    """
 
     name: str
     weights: WeightsKind
     lookup_tokens: int = 0
+    precision: str | None = None
 
     def as_arm(self) -> Arm:
         """The arm as the benchmark's driver knows it; its speculation is the peer's own business."""
@@ -74,7 +80,14 @@ PEERS = {
             requirements=("openvino-genai==2026.4.*", "openvino-tokenizers==2026.4.*"),
             worker="worker_openvino.py",
             notice="fetches about 100 MB",
-            arms=(PeerArm("openvino", "as is"), PeerArm("openvino-lookup", "as is", lookup_tokens=5)),
+            # By default it computes in bfloat16 where the processor can. Plain decoding of a small model was faster in
+            # float32, so that defaults alone may show the engine below its best.
+            arms=(
+                PeerArm("openvino", "as is"),
+                PeerArm("openvino-lookup", "as is", lookup_tokens=5),
+                PeerArm("openvino-f32", "as is", precision="f32"),
+                PeerArm("openvino-f32-lookup", "as is", lookup_tokens=5, precision="f32"),
+            ),
         ),
         PeerSpec(
             name="transformers",
@@ -89,6 +102,11 @@ PEERS = {
     )
 }
 PEER_ARMS = {arm.name: arm for spec in PEERS.values() for arm in spec.arms}
+
+
+def plain_arm(name: str) -> str:
+    """The arm of the same engine and weights that decodes without drafts; a plain arm is its own."""
+    return name.removesuffix("-lookup")
 
 
 def parse_peers(text: str) -> list[str]:

@@ -78,7 +78,7 @@ def _install(
         console.print(label, highlight=False, soft_wrap=True)
     last_error = ""
     try:
-        with log.open("w", encoding="utf-8") as file, console.status(label) as status:
+        with log.open("w", encoding="utf-8", buffering=1) as file, console.status(label) as status:
             for command in commands:
                 for line in run_lines(command, environment):
                     file.write(line + "\n")

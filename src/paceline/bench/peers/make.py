@@ -28,10 +28,10 @@ def make_peer_runners(
     num_threads: int,
     console: Console,
     context_length: int | None = None,
-) -> tuple[dict[str, PeerRunner], list[str]]:
+) -> tuple[dict[str, PeerRunner], dict[str, str]]:
     """Install what is missing, make the weights, start a worker per arm and let it load and warm up.
 
-    Returns the runners by arm name, and one line for each peer or arm that cannot run, which is printed as well.
+    Returns the runners by arm name, and why each peer, or arm of one, that cannot run cannot; that is printed as well.
     ``context_length`` shortens the model's own. Close the runners when done; workers also end with this process.
 
     Raises:
@@ -42,11 +42,11 @@ def make_peer_runners(
     prompting = _prompting(model_path, context_length)
     home = paceline_home() / "peers"
     runners: dict[str, PeerRunner] = {}
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
 
     def give_up(who: str, error: Exception) -> None:
-        reasons.append(f"{who} is not run: {' '.join(str(error).split())}")
-        console.print(reasons[-1], highlight=False, markup=False, soft_wrap=True)
+        reasons[who] = " ".join(str(error).split())
+        console.print(f"{who} is not run: {reasons[who]}", highlight=False, markup=False, soft_wrap=True)
 
     try:
         for spec in specs:
@@ -118,7 +118,8 @@ def _options(
         return options | {"model": str(path), "dtype": dtype, "weights": weights}
     if arm.weights == "as is":
         require_gguf(model)
-        return options | {"model": str(model), "weights": model.name}
+        computed = f"computed in {arm.precision}" if arm.precision else "computed as the engine chooses"
+        return options | {"model": str(model), "weights": f"{model.name}, {computed}", "precision": arm.precision}
 
     def quantize(source: Path, target: Path, file_type: str) -> None:
         worker = worker_process(spec, f"{spec.name} quantisation", python, num_threads)

@@ -71,7 +71,10 @@ def safetensors_folder(model: Path, folder: Path) -> Path:
     staging = Path(tempfile.mkdtemp(dir=folder, prefix=".partial-"))
     try:
         (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in checkpoint.weights.items()}
+        weights = {}
+        for name, tensor in checkpoint.weights.items():
+            assert isinstance(tensor, torch.Tensor), "read without keep_quantized"
+            weights[name] = tensor.to(torch.bfloat16).contiguous()
         save_file(weights, staging / "model.safetensors", metadata={"format": "pt"})
         os.replace(staging, target)
     finally:

@@ -14,13 +14,17 @@ _WARM_UP_TOKENS = 16
 class OpenVino:
     """Finds earlier prompts in its prefix cache, block by block."""
 
-    def load(self, *, model: str, num_threads: int, lookup_tokens: int, weights: str) -> dict[str, Any]:
+    def load(
+        self, *, model: str, num_threads: int, lookup_tokens: int, precision: str | None, weights: str
+    ) -> dict[str, Any]:
         """``lookup_tokens`` is the length of prompt lookup drafts; 0 decodes plainly."""
         self._numpy = importlib.import_module("numpy")
         self._openvino = importlib.import_module("openvino")
         self._genai = genai = importlib.import_module("openvino_genai")
         self._model, self._lookup_tokens = model, lookup_tokens
         self._properties = {"INFERENCE_NUM_THREADS": num_threads, "PERFORMANCE_HINT": "LATENCY"}
+        if precision:
+            self._properties["INFERENCE_PRECISION_HINT"] = precision
 
         class Streamer(genai.StreamerBase):  # type: ignore[misc, name-defined]
             def __init__(self, recorder: Any) -> None:

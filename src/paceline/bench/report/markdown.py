@@ -6,16 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.bench.report.headline import Gain, Headline
-from paceline.bench.report.tables import Table, arms_table, machine_table, ratio_tables
+from paceline.bench.report.tables import Table, arms_table, machine_table, not_run_table, peer_table, ratio_tables
 
 
 def markdown_report(summary: Mapping[str, Any], top: Headline) -> str:
-    """Headline, arms, ratios and machine."""
+    """Headline, what was not run, arms, ratios, other engines and machine."""
+    tables = [
+        not_run_table(summary),
+        arms_table(summary),
+        *ratio_tables(summary),
+        peer_table(summary),
+        machine_table(summary),
+    ]
     parts = [
         f"# Paceline benchmark: {_text(summary['suite'])} with {_text(summary['model'])}\n",
         headline_table(top),
         f"{top.identity}\n",
-        *(_titled(table) for table in (arms_table(summary), *ratio_tables(summary), machine_table(summary))),
+        *(_titled(table) for table in tables if table.rows),
     ]
     return "\n".join(parts)
 
@@ -34,7 +41,7 @@ def _gain(gain: Gain) -> str:
 
 
 def _titled(table: Table) -> str:
-    return f"## {table.title}\n\n{_table(table.header, table.rows)}" if table.rows else ""
+    return f"## {table.title}\n\n{_table(table.header, table.rows)}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -14,6 +14,8 @@ from paceline.bench.report.tables import (
     Table,
     arms_table,
     machine_table,
+    not_run_table,
+    peer_table,
     position_table,
     ratio_tables,
     source_table,
@@ -44,6 +46,10 @@ _RATIO_NOTE = (
     "On the turns both arms ran, with 95 % intervals by paired bootstrap over tasks (2,000 resamples). "
     "They speak of other tasks like these, not of other machines."
 )
+_PEER_NOTE = (
+    "Each engine on the same token ids, with the same number of threads and the same limit of tokens. The last column "
+    "compares an arm that drafts with the same engine's arm that does not: a difference is that engine's own rounding."
+)
 
 
 def html_page(summary: Mapping[str, Any], top: Headline, plots: Sequence[tuple[str, str]] | None) -> str:
@@ -58,11 +64,13 @@ def html_page(summary: Mapping[str, Any], top: Headline, plots: Sequence[tuple[s
         sections="\n".join(
             [
                 _headline(top),
+                _table(not_run_table(summary)),
                 _table(arms_table(summary)),
                 *(_table(table, _RATIO_NOTE) for table in ratio_tables(summary)),
                 _plots(plots),
                 _table(position_table(summary), "Of rounds that accepted every draft before this position."),
                 _table(source_table(summary)),
+                _table(peer_table(summary), _PEER_NOTE),
                 _table(machine_table(summary), kind="facts"),
                 _raw(summary),
             ]

@@ -107,6 +107,20 @@ def source_table(summary: Mapping[str, Any]) -> Table:
     return Table("Acceptance by drafter", ["", "drafted", "accepted", "rate"], rows)
 
 
+def peer_table(summary: Mapping[str, Any]) -> Table:
+    """The other engines, and where their prompt lookup gave other tokens than their own plain decoding."""
+    rows = [
+        [arm, each["version"] or UNKNOWN, each["weights"] or UNKNOWN, _share(each["identical_to_plain"])]
+        for arm, each in summary["peers"].items()
+    ]
+    return Table("Other engines", ["", "version", "weights", "turns identical to its own plain arm"], rows)
+
+
+def not_run_table(summary: Mapping[str, Any]) -> Table:
+    """What was asked for and is missing, or stopped on the way."""
+    return Table("Not run", ["", "reason"], [[who, reason] for who, reason in summary["not_run"].items()])
+
+
 def machine_table(summary: Mapping[str, Any]) -> Table:
     """The machine, the versions and what was run."""
     machine = summary["machine"]
@@ -137,8 +151,11 @@ def _cell(arm: Mapping[str, Any], name: str, show: Callable[[Any], str]) -> str:
 
 
 def _identity(arm: Mapping[str, Any]) -> str:
-    found = arm["identical_to_autoregressive"]
-    return f"{found['count']} of {found['total']}" if found["total"] else UNKNOWN
+    return _share(arm["identical_to_autoregressive"])
+
+
+def _share(found: Mapping[str, int] | None) -> str:
+    return f"{found['count']} of {found['total']}" if found and found["total"] else UNKNOWN
 
 
 def _ratio(entry: Mapping[str, Any] | None, show: Callable[[float], str]) -> str:

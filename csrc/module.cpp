@@ -247,14 +247,11 @@ std::shared_ptr<const Weight> bf16(Array<const float, 2> values) {
 
 NB_MODULE(_kernels, m) {
   m.doc() = "Paceline's CPU kernels; see csrc/kernels.h.";
-  m.attr("TILE") = kTile;
-  m.attr("GROUP") = kGroup;
   m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
   m.attr("MAX_GROUP_HEADS") = kMaxQueries;
   m.def("instruction_sets", &instruction_sets, "Names of the instruction sets this processor has, the best first.");
 
   nb::class_<Weight>(m, "Weight")
-      .def_prop_ro("nbytes", &Weight::bytes)
       .def_prop_ro("shape", [](const Weight& weight) {
         return nb::make_tuple(weight.panels().num_outputs, weight.panels().num_inputs);
       });

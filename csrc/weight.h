@@ -35,7 +35,6 @@ class Weight {
 
   const Panels& panels() const { return panels_; }
   bool is_quantised() const { return panels_.format != Format::kBf16; }
-  size_t bytes() const { return buffer_.size(); }
 
  private:
   Weight(Format format, int num_outputs, int num_inputs);

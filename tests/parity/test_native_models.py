@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline import BackendUnavailableError
 from paceline.backends.cpu import CpuBackend, WeightFormat
 from paceline.backends.kv_store import KVShape, KVStore
 from paceline.backends.metadata import AttentionMetadata
@@ -132,3 +133,10 @@ def test_next_token_distributions_stay_near_those_of_fp32(
     print(f"mean KL {on_exact:.2g} to the exact weights, {on_rounded:.2g} to the rounded ones")
     assert on_exact < bound
     assert on_rounded < 5e-3
+
+
+@pytest.mark.parametrize("overrides", [{"head_dim": 258}, {"hidden_size": 528, "num_attention_heads": 66}])
+def test_heads_that_the_kernels_have_no_room_for_are_refused(overrides: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "wide", "llama", **{"head_dim": 8, **overrides})
+    with pytest.raises(BackendUnavailableError, match="use --backend torch"):
+        native_logits(folder, "bf16")

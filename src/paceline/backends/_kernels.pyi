@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-TILE: int
-GROUP: int
 MAX_HEAD_DIM: int
 MAX_GROUP_HEADS: int
 
@@ -14,8 +12,6 @@ def pack_quantised(bits: int, codes: Tensor, scales: Tensor, minima: Tensor) -> 
 def pack_bf16(values: Tensor) -> Weight: ...
 
 class Weight:
-    @property
-    def nbytes(self) -> int: ...
     @property
     def shape(self) -> tuple[int, int]: ...
 

@@ -19,7 +19,7 @@ from paceline.backends.cpu import CpuBackend
 from paceline.backends.kv_store import KVShape
 from paceline.backends.select import select_backend
 from paceline.config import RuntimeConfig
-from paceline.errors import InvalidParameterError
+from paceline.errors import PacelineError
 from paceline.loader.load import load_checkpoint
 from paceline.loader.resolve import resolve_source
 from paceline.model.native import NativeDecoder
@@ -40,9 +40,12 @@ def main(
 ) -> None:
     """Time forward passes of the CPU backend; medians, all settings interleaved."""
     counts, lengths = _numbers(rows), _numbers(contexts)
-    backend = select_backend(RuntimeConfig(backend="cpu", dtype=dtype, num_threads=threads))  # type: ignore[arg-type]
+    try:
+        backend = select_backend(RuntimeConfig(backend="cpu", dtype=dtype, num_threads=threads))  # type: ignore[arg-type]
+        checkpoint = load_checkpoint(resolve_source(model), dtype=backend.dtype, keep_quantized=True)
+    except PacelineError as error:
+        raise typer.BadParameter(str(error)) from None
     assert isinstance(backend, CpuBackend)
-    checkpoint = load_checkpoint(resolve_source(model), dtype=backend.dtype, keep_quantized=True)
     shape = checkpoint.config
     num_slots = max(max(lengths) + max(counts), _PREFILL) + _BLOCK_SIZE
     decoder = NativeDecoder(shape, checkpoint.weights, backend, num_positions=num_slots)
@@ -88,7 +91,7 @@ def _title(model: str, dtype: str, backend: CpuBackend) -> str:
 def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InvalidParameterError(f"a comma-separated list of whole numbers is needed, got {text!r}")
+        raise typer.BadParameter(f"a comma-separated list of whole numbers is needed, got {text!r}")
     return [int(part) for part in parts]
 
 

@@ -11,16 +11,27 @@ from paceline.backends.cpu import CpuBackend, CpuEmbedding, CpuKVStore, CpuLinea
 from paceline.backends.kv_store import KVStore
 from paceline.backends.metadata import AttentionMetadata
 from paceline.backends.quantized import Weight
+from paceline.errors import BackendUnavailableError
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder
 
 
 class NativeDecoder(Decoder):
-    """A decoder over the CPU backend. ``Decoder.forward`` is its definition and gives the same bits."""
+    """A decoder over the CPU backend. ``Decoder.forward`` is its definition and gives the same bits.
+
+    Raises:
+        BackendUnavailableError: heads larger, or more of them to one K/V head, than the kernels have room for.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: dict[str, Weight], backend: CpuBackend, *, num_positions: int
     ) -> None:
+        group = config.num_heads // config.num_kv_heads
+        if config.head_dim > _kernels.MAX_HEAD_DIM or group > _kernels.MAX_GROUP_HEADS:
+            raise BackendUnavailableError(
+                f"the CPU kernels take heads of up to {_kernels.MAX_HEAD_DIM} numbers and {_kernels.MAX_GROUP_HEADS} "
+                f"heads for each K/V head, this model has {config.head_dim} and {group}; use --backend torch"
+            )
         super().__init__(config, weights, backend, num_positions=num_positions)
         self._runtime = backend.runtime
         assert isinstance(self._embedding, CpuEmbedding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -498,3 +499,15 @@ def test_write_kv_refuses_heads_of_another_shape(backend: CpuBackend) -> None:
 @pytest.mark.parametrize(("head_dim", "kept"), [(8, 16), (16, 16), (40, 48), (64, 64)])
 def test_a_token_takes_bf16_heads_filled_up_to_sixteen(backend: CpuBackend, head_dim: int, kept: int) -> None:
     assert backend.kv_bytes_per_token(KVShape(100, 3, 2, head_dim)) == 2 * 3 * 2 * kept * 2
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_what_a_broken_request_left_in_a_block_does_not_reach_its_next_owner(
+    backend: CpuBackend, broken: float
+) -> None:
+    store = backend.make_kv_store(KVShape(16, 1, 2, 16))
+    stale = torch.full((16, 2, 16), broken)
+    backend.write_kv(store, 0, stale, stale, AttentionMetadata([SequenceSlice(0, 16, 16, [0])], 16, CPU))
+    value, first = torch.ones(1, 2, 16), AttentionMetadata([SequenceSlice(0, 1, 1, [0])], 16, CPU)
+    backend.write_kv(store, 0, value, value, first)
+    assert torch.equal(backend.attention(value, store, 0, first, None), torch.ones(1, 32))

@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 namespace paceline {
@@ -12,7 +13,10 @@ constexpr int kSplitTokens = 32;
 }  // namespace
 
 float* Scratch::floats(size_t count) {
-  if (buffer_.size() < count * sizeof(float)) buffer_ = Buffer(count * sizeof(float));
+  if (buffer_.size() < count * sizeof(float)) {
+    buffer_ = Buffer(count * sizeof(float));
+    std::memset(buffer_.data(), 0, buffer_.size());
+  }
   return reinterpret_cast<float*>(buffer_.data());
 }
 
@@ -79,8 +83,8 @@ void AttentionPlan::attend(const Kernels& kernels, int layer, const KV& kv, cons
   }
 }
 
-void AttentionPlan::merge_row(const Kernels& kernels, int row, float* out) {
-  for (int head = 0; head < num_heads_; ++head, out += head_dim_) {
+void AttentionPlan::merge_row(const Kernels& kernels, int row, int first, int last, float* out) {
+  for (int head = first; head < last; ++head) {
     const Unit& unit = units_[first_unit_[row] + head / group_];
     const int token = row - batch_.sequences[unit.sequence].query_start - unit.first_token;
     const int64_t r = static_cast<int64_t>(unit.first_slot) * kMaxQueries + token * group_ + head % group_;
@@ -89,7 +93,7 @@ void AttentionPlan::merge_row(const Kernels& kernels, int row, float* out) {
     for (int i = 0; i < unit.num_slots; ++i)
       kernels.fold(&state, accumulator, partials_[r + i * kMaxQueries],
                    accumulators_.data() + (r + i * kMaxQueries) * width_, width_);
-    for (int d = 0; d < head_dim_; ++d) out[d] = accumulator[d] / state.sum;
+    for (int d = 0; d < head_dim_; ++d) out[head * head_dim_ + d] = accumulator[d] / state.sum;
   }
 }
 
@@ -114,44 +118,72 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
   for (const Layer& layer : layers_)
     for (const LinearLayer* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
       rows_for(*linear->weight, num_rows, rows_);
+  std::vector<std::atomic<int>> next_panel(4 * layers_.size());  // of each product
   AttentionPlan plan(batch, shape_.num_heads, store.layer(0), static_cast<int>(layers_.size()));
 
   threads.run([&](int index, int count) {
     const Part rows = part_of(num_rows, index, count);
     std::vector<float> row_values(std::max({hidden_size, q_size, inner}));  // of the row at hand
     float* const values = row_values.data();
+    int product = 0;  // of this pass
     auto multiply = [&](const LinearLayer& linear, const Rows& input, float* out, int64_t stride, bool accumulate) {
-      const Part panels = part_of(linear.weight->panels().num_panels(), index, count);
-      kernels.linear(linear.weight->panels(), panels.first, panels.last, input, num_rows,
-                     {out, stride, linear.bias.empty() ? nullptr : linear.bias.data(), accumulate});
+      const Panels& panels = linear.weight->panels();
+      const Output output{out, stride, linear.bias.empty() ? nullptr : linear.bias.data(), accumulate};
+      take_parts(next_panel[product++], panels.num_panels(), count, [&](int first, int last) {
+        kernels.linear(panels, first, last, input, num_rows, output);
+      });
       threads.barrier();
     };
     auto norm_rows = [&](const std::vector<float>& weight, const Rows& normed) {
-      for (int row = rows.first; row < rows.last; ++row) {
+      share_rows(num_rows, normed.num_groups, index, count, [&](int row, int first, int last) {
         kernels.rms_norm(hidden + static_cast<int64_t>(row) * hidden_size, weight.data(), hidden_size,
                          shape_.rms_norm_eps, values);
-        kernels.prepare_row(values, hidden_size, normed, row);
+        kernels.prepare_row(values, hidden_size, normed, row, first, last);
+      });
+      threads.barrier();
+    };
+    // Shared by heads: slots side by side lie in the same cache lines, those of two heads never do.
+    auto rotate_and_write = [&](const Layer& layer, const KV& kv) {
+      const int num_queries = shape_.num_heads, num_keys = shape_.num_kv_heads, num_heads = num_queries + 2 * num_keys;
+      for (int row = 0; row < num_rows; ++row) {
+        const int64_t angle = batch.positions[row] * head_dim, slot = batch.slots[row];
+        const int shift = row / kRowTile * num_heads;
+        for (int head = (index + count - shift % count) % count; head < num_heads; head += count) {
+          float* x = qkv + static_cast<int64_t>(row) * qkv_size + head * head_dim;
+          if (head >= num_queries + num_keys) {
+            kernels.write_value(kv, slot, head - num_queries - num_keys, x);
+            continue;
+          }
+          const std::vector<float>& norm = head < num_queries ? layer.q_norm : layer.k_norm;
+          if (!norm.empty()) kernels.rms_norm(x, norm.data(), head_dim, shape_.rms_norm_eps, x);
+          kernels.rope(x, cos_.data() + angle, sin_.data() + angle, head_dim);
+          if (head >= num_queries) kernels.write_key(kv, slot, head - num_queries, x);
+        }
       }
       threads.barrier();
     };
-    auto rotate_and_write = [&](const Layer& layer, const KV& kv) {
-      for (int row = rows.first; row < rows.last; ++row) {
-        float* heads = qkv + static_cast<int64_t>(row) * qkv_size;
-        const int64_t angle = batch.positions[row] * head_dim;
-        for (int head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
-          float* x = heads + head * head_dim;
-          const std::vector<float>& norm = head < shape_.num_heads ? layer.q_norm : layer.k_norm;
-          if (!norm.empty()) kernels.rms_norm(x, norm.data(), head_dim, shape_.rms_norm_eps, x);
-          kernels.rope(x, cos_.data() + angle, sin_.data() + angle, head_dim);
-        }
-        kernels.write_kv(kv, batch.slots[row], heads + q_size, heads + q_size + kv_size);
-      }
+    auto merge_rows = [&](const Rows& attended) {
+      share_rows(num_rows, attended.num_groups, index, count, [&](int row, int first, int last) {
+        const int last_head = std::min(shape_.num_heads, (last * kGroup + head_dim - 1) / head_dim);
+        plan.merge_row(kernels, row, first * kGroup / head_dim, last_head, values);
+        kernels.prepare_row(values, q_size, attended, row, first, last);
+      });
+      threads.barrier();
+    };
+    auto gate_rows = [&](const Rows& gated) {
+      share_rows(num_rows, gated.num_groups, index, count, [&](int row, int first, int last) {
+        const float* gate = gate_up + static_cast<int64_t>(row) * 2 * inner;
+        const int start = first * kGroup, end = std::min(inner, last * kGroup);
+        kernels.silu_gate(gate + start, gate + inner + start, end - start, values + start);
+        kernels.prepare_row(values, inner, gated, row, first, last);
+      });
       threads.barrier();
     };
 
     for (int row = rows.first; row < rows.last; ++row)
       kernels.unpack_row(embedding_->panels(), static_cast<int>(token_ids[row]),
                          hidden + static_cast<int64_t>(row) * hidden_size);
+    threads.barrier();
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
       const Layer& layer = layers_[l];
       const KV kv = store.layer(l);
@@ -162,22 +194,13 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
       plan.attend(kernels, l, kv, qkv, qkv_size, layer.window);
       threads.barrier();
       const Rows attended = rows_for(*layer.output.weight, num_rows, rows_);
-      for (int row = rows.first; row < rows.last; ++row) {
-        plan.merge_row(kernels, row, values);
-        kernels.prepare_row(values, q_size, attended, row);
-      }
-      threads.barrier();
+      merge_rows(attended);
       multiply(layer.output, attended, hidden, hidden_size, true);
       const Rows normed_again = rows_for(*layer.gate_up.weight, num_rows, rows_);
       norm_rows(layer.mlp_norm, normed_again);
       multiply(layer.gate_up, normed_again, gate_up, 2 * inner, false);
       const Rows gated = rows_for(*layer.down.weight, num_rows, rows_);
-      for (int row = rows.first; row < rows.last; ++row) {
-        const float* gate = gate_up + static_cast<int64_t>(row) * 2 * inner;
-        kernels.silu_gate(gate, gate + inner, inner, values);
-        kernels.prepare_row(values, inner, gated, row);
-      }
-      threads.barrier();
+      gate_rows(gated);
       multiply(layer.down, gated, hidden, hidden_size, true);
     }
     for (int row = rows.first; row < rows.last; ++row) {

@@ -2,6 +2,7 @@
 // give the same bits, because they run the same kernels on the same rows.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -54,6 +55,22 @@ class Scratch {
 // Prepared rows of what `weight` multiplies, in scratch memory.
 Rows rows_for(const Weight& weight, int num_rows, Scratch& scratch);
 
+// Calls body(row, first, last) for what thread `index` of `count` does of num_rows rows with `num_groups` groups of inputs:
+// whole tiles of 16 rows as far as they go round, and of the tile between two threads a part of every row's groups. So no
+// two threads write to one cache line, and sixteen rows or fewer keep all threads busy.
+template <typename Body>
+void share_rows(int num_rows, int num_groups, int index, int count, Body body) {
+  const int num_tiles = (num_rows + kRowTile - 1) / kRowTile;
+  const int first = num_tiles * index, last = first + num_tiles;  // of num_tiles * count parts
+  for (int tile = first / count; tile * count < last; ++tile) {
+    const int first_part = std::max(first - tile * count, 0), last_part = std::min(last - tile * count, count);
+    const int first_group = num_groups * first_part / count, last_group = num_groups * last_part / count;
+    if (first_group == last_group) continue;
+    for (int row = tile * kRowTile; row < std::min(num_rows, (tile + 1) * kRowTile); ++row)
+      body(row, first_group, last_group);
+  }
+}
+
 // Attention over a batch, divided into tasks that any thread may take: the division never changes a bit.
 class AttentionPlan {
  public:
@@ -61,7 +78,8 @@ class AttentionPlan {
 
   // Done by all threads, with a barrier between the two: scores and weighted values, then each row's result.
   void attend(const Kernels& kernels, int layer, const KV& kv, const float* q, int64_t stride, int window);
-  void merge_row(const Kernels& kernels, int row, float* out);
+  // Heads [first, last) of a row; out [heads, head_dim] is the whole row.
+  void merge_row(const Kernels& kernels, int row, int first, int last, float* out);
 
  private:
   struct Unit {  // query rows of one sequence and one K/V head

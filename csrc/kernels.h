@@ -11,6 +11,7 @@ constexpr int kGroup = 32;  // inputs that share a scale
 constexpr int kRowTile = 16;  // rows that are prepared side by side
 constexpr int kTile = 16;   // slots of the K/V store that lie together
 constexpr int kChunk = 256; // positions whose softmax is computed at once; a multiple of kTile
+constexpr int kHeadStep = 32;  // a head's numbers are stored in multiples of this
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxQueries = 32;  // query rows (tokens x heads of one K/V head) of one attention task; whole row tiles
 
@@ -51,7 +52,7 @@ struct Output {
 };
 
 // The K/V of one layer: tiles of 16 slots, per tile keys [heads][width / 2][16][2] and values [heads][8][width][2] in
-// bf16. The width is the head size rounded up to 16; what lies beyond the head is zero.
+// bf16. The width is the head size rounded up to 32; what lies beyond the head is zero.
 struct KV {
   uint16_t* keys;
   uint16_t* values;
@@ -86,15 +87,16 @@ struct Partial {
 
 struct Kernels {
   const char* name;
-  // x [n] becomes row `row` of rows; inputs beyond n are zero.
-  void (*prepare_row)(const float* x, int n, Rows rows, int row);
+  // Groups [first, last) of x [n] become those of row `row` of rows; inputs beyond n are zero.
+  void (*prepare_row)(const float* x, int n, Rows rows, int row, int first, int last);
   // Panels [first, last) of the product for num_rows rows.
   void (*linear)(const Panels& weight, int first, int last, const Rows& rows, int num_rows, Output out);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
   void (*silu_gate)(const float* gate, const float* up, int n, float* out);
   // Rotates one head in place; sin's first half is negated already.
   void (*rope)(float* head, const float* cos, const float* sin, int head_dim);
-  void (*write_kv)(const KV& kv, int64_t slot, const float* k, const float* v);  // k, v [heads, head_dim]
+  void (*write_key)(const KV& kv, int64_t slot, int head, const float* k);  // k [head_dim]
+  void (*write_value)(const KV& kv, int64_t slot, int head, const float* v);
   // Attention of the queries over positions [chunk * kChunk, ...) of their sequence; partials and accumulators have
   // room for kMaxQueries rows, [rows] and [rows, width]. Rows that see nothing of the chunk get sum 0.
   void (*attend_chunk)(const KV& kv, int kv_head, const Sequence& sequence, int block_size, const Queries& queries,

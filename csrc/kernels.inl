@@ -42,13 +42,16 @@ inline uint16_t to_bf16(float x) {  // finite; to nearest, ties to even
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-void prepare_row(const float* x, int n, Rows rows, int row) {
-  uint8_t* tile = rows.data + rows.tile_bytes() * (row / kRowTile);
+void prepare_row(const float* x, int n, Rows rows, int row, int first, int last) {
+  uint8_t* tile = rows.data + rows.tile_bytes() * (row / kRowTile) + rows.group_bytes() * first;
   const int lane = row % kRowTile;
-  for (int g = 0; g < rows.num_groups; ++g, tile += rows.group_bytes()) {
-    alignas(64) float group[kGroup] = {};
-    const int filled = n - g * kGroup < kGroup ? n - g * kGroup : kGroup;
-    __builtin_memcpy(group, x + g * kGroup, static_cast<unsigned>(filled) * sizeof(float));
+  for (int g = first; g < last; ++g, tile += rows.group_bytes()) {
+    const float* group = x + g * kGroup;
+    alignas(64) float padded[kGroup] = {};
+    if (n - g * kGroup < kGroup) {
+      __builtin_memcpy(padded, group, static_cast<unsigned>(n - g * kGroup) * sizeof(float));
+      group = padded;
+    }
     if (!rows.is_quantised) {
       float* values = reinterpret_cast<float*>(tile);
       for (int i = 0; i < kGroup; ++i) values[i * kRowTile + lane] = group[i];
@@ -66,6 +69,13 @@ void prepare_row(const float* x, int n, Rows rows, int row) {
     scales[lane] = scale;
     scales[kRowTile + lane] = scale * sum_lanes(to_float(add(code_a, code_b)));
   }
+}
+
+// Weights are asked for this many bytes ahead: the processor's own prefetcher stops at the end of every 4 kB.
+constexpr int kAhead = 4096;
+
+inline void prefetch(const void* start, int64_t num_bytes) {
+  for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(start) + i);
 }
 
 // One panel times R rows of a tile, from row `lane` on. The integer sums of a group are exact; groups are added in
@@ -99,7 +109,7 @@ inline void multiply_quantised(const uint8_t* panel, const uint8_t* tile, int la
     }
     panel += kGroup * kPanel * Bits / 8;
     tile += kRowTile * (kGroup + 8);
-    __builtin_prefetch(panel + 2048);
+    prefetch(panel + kAhead, 4 * kPanel + kGroup * kPanel * Bits / 8);
   }
   for (int r = 0; r < R; ++r) out[r] = acc[r];
 }
@@ -212,17 +222,15 @@ inline uint16_t to_finite_bf16(float x) {
   return to_bf16(x > kLargest ? kLargest : x < -kLargest ? -kLargest : x);
 }
 
-void write_kv(const KV& kv, int64_t slot, const float* k, const float* v) {
-  const int64_t tile = slot / kTile;
-  const int lane = static_cast<int>(slot % kTile), head_dim = kv.head_dim, width = kv.width;
-  for (int head = 0; head < kv.num_heads; ++head, k += head_dim, v += head_dim) {
-    uint16_t* keys = kv.keys + tile_offset(kv, tile, head) + 2 * lane;
-    uint16_t* values = kv.values + tile_offset(kv, tile, head) + (lane / 2) * 2 * width + lane % 2;
-    for (int d = 0; d < head_dim; ++d) {
-      keys[(d / 2) * 2 * kTile + d % 2] = to_finite_bf16(k[d]);
-      values[2 * d] = to_finite_bf16(v[d]);
-    }
-  }
+void write_key(const KV& kv, int64_t slot, int head, const float* k) {
+  uint16_t* keys = kv.keys + tile_offset(kv, slot / kTile, head) + 2 * (slot % kTile);
+  for (int d = 0; d < kv.head_dim; ++d) keys[(d / 2) * 2 * kTile + d % 2] = to_finite_bf16(k[d]);
+}
+
+void write_value(const KV& kv, int64_t slot, int head, const float* v) {
+  const int lane = static_cast<int>(slot % kTile);
+  uint16_t* values = kv.values + tile_offset(kv, slot / kTile, head) + (lane / 2) * 2 * kv.width + lane % 2;
+  for (int d = 0; d < kv.head_dim; ++d) values[2 * d] = to_finite_bf16(v[d]);
 }
 
 // Where a tile of 16 positions lies: in place where blocks are whole tiles, else gathered lane by lane into scratch.
@@ -362,18 +370,24 @@ void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block
     for (int r = 0; r < num_rows; ++r) partials[r] = {-1e30f, 0.0f};
     return;
   }
+  const int64_t tile_bytes = 2 * tile_size(kv);
+  for (int t = 0; t < num_tiles; ++t) {
+    tiles[t] = find_tile(kv, kv_head, sequence, block_size, start + t * kTile, gathered + t * tile_bytes);
+    prefetch(tiles[t].keys, tile_bytes);
+  }
   const F scale = broadcast(1.0f / __builtin_sqrtf(static_cast<float>(head_dim)));
   for (int r = 0; r < num_rows; ++r) {
     const float* from = queries.q + (r / queries.group) * queries.token_stride + (r % queries.group) * head_dim;
     for (int d = 0; d < width; d += kLanes) {
-      const int lanes = head_dim - d < kLanes ? head_dim - d : kLanes;
+      const int left = head_dim - d, lanes = left < 0 ? 0 : left < kLanes ? left : kLanes;
       store_operand(q + r * kMaxHeadDim + d, rounded(mul(load_first(from + d, lanes), scale)));
     }
   }
-  for (int t = 0; t < num_tiles; ++t)
-    tiles[t] = find_tile(kv, kv_head, sequence, block_size, start + t * kTile, gathered + 2 * t * tile_size(kv));
   score(tiles, num_tiles, q, num_rows, width, scores);
+  int next_tile = 0;
   for (int r = 0; r < num_rows; ++r) {
+    // Values are asked for while exponentials keep the processor busy.
+    for (; next_tile < num_tiles * (r + 1) / num_rows; ++next_tile) prefetch(tiles[next_tile].values, tile_bytes);
     const int position = queries.first_position + r / queries.group, positions = num_tiles * kTile;
     int row_end = position + 1 - start, row_begin = position + 1 - window - start;
     if (row_end > positions) row_end = positions;
@@ -396,9 +410,9 @@ void fold(Partial* state, float* accumulator, const Partial& next, const float* 
     return;
   }
   const float maximum = state->maximum > next.maximum ? state->maximum : next.maximum;
-  float old_and_new[kLanes] = {state->maximum - maximum, next.maximum - maximum};
-  store(old_and_new, exp_lanes(load(old_and_new)));
-  const float old_weight = old_and_new[0], new_weight = old_and_new[1];
+  const bool is_old = state->maximum == maximum;
+  const float smaller = first_lane(exp_lanes(broadcast((is_old ? next.maximum : state->maximum) - maximum)));
+  const float old_weight = is_old ? 1.0f : smaller, new_weight = is_old ? smaller : 1.0f;
   state->maximum = maximum;
   state->sum = state->sum * old_weight + next.sum * new_weight;
   for (int d = 0; d < width; ++d)
@@ -447,8 +461,8 @@ uint64_t read(const uint8_t* data, int64_t num_bytes) {
   return all;
 }
 
-constexpr Kernels kKernels = {kIsa,     prepare_row, linear, rms_norm,   silu_gate, rope,
-                              write_kv, attend_chunk, fold,   unpack_row, read};
+constexpr Kernels kKernels = {kIsa,      prepare_row, linear,       rms_norm, silu_gate,  rope,
+                              write_key, write_value, attend_chunk, fold,     unpack_row, read};
 
 }  // namespace
 }  // namespace paceline

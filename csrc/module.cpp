@@ -79,6 +79,25 @@ class Runtime {
   const Kernels& kernels() const { return *kernels_; }
   Threads& threads() { return threads_; }
 
+  std::shared_ptr<const Weight> pack_quantised(int bits, Array<const uint8_t, 2> codes, Array<const float, 2> scales,
+                                               Array<const float, 2> minima) {
+    require(bits == 4 || bits == 8, "bits must be 4 or 8");
+    const size_t num_groups = (codes.shape(1) + kGroup - 1) / kGroup;
+    require(scales.shape(0) == codes.shape(0) && scales.shape(1) == num_groups && minima.shape(0) == codes.shape(0) &&
+                minima.shape(1) == num_groups,
+            "scales and minima must be [outputs, groups of 32 inputs]");
+    const nb::gil_scoped_release release;
+    return std::make_shared<const Weight>(Weight::quantised(weights_, bits, static_cast<int>(codes.shape(0)),
+                                                            static_cast<int>(codes.shape(1)), codes.data(),
+                                                            scales.data(), minima.data()));
+  }
+
+  std::shared_ptr<const Weight> pack_bf16(Array<const float, 2> values) {
+    const nb::gil_scoped_release release;
+    return std::make_shared<const Weight>(
+        Weight::bf16(weights_, static_cast<int>(values.shape(0)), static_cast<int>(values.shape(1)), values.data()));
+  }
+
   void linear(const Weight& weight, const nb::object& bias, Array<const float, 2> x, Array<float, 2> out) {
     const Panels& panels = weight.panels();
     const int num_rows = static_cast<int>(x.shape(0));
@@ -88,15 +107,18 @@ class Runtime {
     require(biases.empty() || static_cast<int>(biases.size()) == panels.num_outputs, "bias has another length");
     Scratch scratch;
     const Rows rows = rows_for(weight, num_rows, scratch);
+    std::atomic<int> next_panel{0};
     const nb::gil_scoped_release release;
     threads_.run([&](int index, int count) {
-      const Part part = part_of(num_rows, index, count);
-      for (int row = part.first; row < part.last; ++row)
-        kernels_->prepare_row(x.data() + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row);
+      share_rows(num_rows, panels.num_groups, index, count, [&](int row, int first, int last) {
+        kernels_->prepare_row(x.data() + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row,
+                              first, last);
+      });
       threads_.barrier();
-      const Part share = part_of(panels.num_panels(), index, count);
-      kernels_->linear(panels, share.first, share.last, rows, num_rows,
-                       {out.data(), panels.num_outputs, biases.empty() ? nullptr : biases.data(), false});
+      take_parts(next_panel, panels.num_panels(), count, [&](int first, int last) {
+        kernels_->linear(panels, first, last, rows, num_rows,
+                         {out.data(), panels.num_outputs, biases.empty() ? nullptr : biases.data(), false});
+      });
     });
   }
 
@@ -141,7 +163,6 @@ class Runtime {
                 Array<const float, 3> v) {
     require(store.has(layer), "there is no such layer");
     const KV kv = store.layer(layer);
-    const int64_t size = static_cast<int64_t>(kv.num_heads) * kv.head_dim;
     for (const auto& x : {k, v})
       require(x.shape(0) == slots.shape(0) && static_cast<int>(x.shape(1)) == kv.num_heads &&
                   static_cast<int>(x.shape(2)) == kv.head_dim,
@@ -149,7 +170,11 @@ class Runtime {
     for (size_t i = 0; i < slots.shape(0); ++i)
       require(slots.data()[i] >= 0 && slots.data()[i] < store.num_slots(), "a slot is out of range");
     for (size_t i = 0; i < slots.shape(0); ++i)
-      kernels_->write_kv(kv, slots.data()[i], k.data() + i * size, v.data() + i * size);
+      for (int head = 0; head < kv.num_heads; ++head) {
+        const int64_t offset = (static_cast<int64_t>(i) * kv.num_heads + head) * kv.head_dim;
+        kernels_->write_key(kv, slots.data()[i], head, k.data() + offset);
+        kernels_->write_value(kv, slots.data()[i], head, v.data() + offset);
+      }
   }
 
   void attention(KVStore& store, int layer, Array<const int32_t, 2> sequences, Array<const int32_t, 2> block_tables,
@@ -168,7 +193,8 @@ class Runtime {
       plan.attend(*kernels_, 0, kv, q.data(), width, window);
       threads_.barrier();
       const Part rows = part_of(batch.num_tokens, index, count);
-      for (int row = rows.first; row < rows.last; ++row) plan.merge_row(*kernels_, row, out.data() + row * width);
+      for (int row = rows.first; row < rows.last; ++row)
+        plan.merge_row(*kernels_, row, 0, num_heads, out.data() + row * width);
     });
   }
 
@@ -222,26 +248,8 @@ class Runtime {
 
   const Kernels* kernels_ = nullptr;
   Threads threads_;
+  WeightMemory weights_;
 };
-
-std::shared_ptr<const Weight> quantised(int bits, Array<const uint8_t, 2> codes, Array<const float, 2> scales,
-                                        Array<const float, 2> minima) {
-  require(bits == 4 || bits == 8, "bits must be 4 or 8");
-  const size_t num_groups = (codes.shape(1) + kGroup - 1) / kGroup;
-  require(scales.shape(0) == codes.shape(0) && scales.shape(1) == num_groups && minima.shape(0) == codes.shape(0) &&
-              minima.shape(1) == num_groups,
-          "scales and minima must be [outputs, groups of 32 inputs]");
-  const nb::gil_scoped_release release;
-  return std::make_shared<const Weight>(Weight::quantised(bits, static_cast<int>(codes.shape(0)),
-                                                          static_cast<int>(codes.shape(1)), codes.data(),
-                                                          scales.data(), minima.data()));
-}
-
-std::shared_ptr<const Weight> bf16(Array<const float, 2> values) {
-  const nb::gil_scoped_release release;
-  return std::make_shared<const Weight>(
-      Weight::bf16(static_cast<int>(values.shape(0)), static_cast<int>(values.shape(1)), values.data()));
-}
 
 }  // namespace
 
@@ -255,8 +263,6 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro("shape", [](const Weight& weight) {
         return nb::make_tuple(weight.panels().num_outputs, weight.panels().num_inputs);
       });
-  m.def("pack_quantised", &quantised, "bits"_a, "codes"_a, "scales"_a, "minima"_a);
-  m.def("pack_bf16", &bf16, "values"_a);
 
   nb::class_<KVStore>(m, "KVStore")
       .def(nb::init<int, int64_t, int, int>(), "num_layers"_a, "num_slots"_a, "num_heads"_a, "head_dim"_a);
@@ -288,6 +294,8 @@ NB_MODULE(_kernels, m) {
   nb::class_<Runtime>(m, "Runtime")
       .def(nb::init<int, const std::string&>(), "num_threads"_a, "instruction_set"_a)
       .def_prop_ro("instruction_set", [](const Runtime& runtime) { return runtime.kernels().name; })
+      .def("pack_quantised", &Runtime::pack_quantised, "bits"_a, "codes"_a, "scales"_a, "minima"_a)
+      .def("pack_bf16", &Runtime::pack_bf16, "values"_a)
       .def("linear", &Runtime::linear, "weight"_a, "bias"_a.none(), "x"_a, "out"_a)
       .def("embedding", &Runtime::embedding, "table"_a, "token_ids"_a, "out"_a)
       .def("rms_norm", &Runtime::rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a)

@@ -252,7 +252,30 @@ inline F to_float(const Dot& a) {
 
 #endif
 
-// Sixteen lanes to one number, always in the order of this tree.
+// Sixteen lanes to one number, always in the order of this tree: halves are folded until one lane is left.
+#if defined(__AVX512VNNI__)
+template <typename Fold8, typename Fold4>
+inline float fold_lanes(F x, Fold8 fold8, Fold4 fold4) {
+  const __m256 eight = fold8(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+  const __m128 four = fold4(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = fold4(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(fold4(two, _mm_movehdup_ps(two)));
+}
+inline float first_lane(F x) { return _mm512_cvtss_f32(x.v); }
+inline float sum_lanes(F x) {
+  return fold_lanes(x, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); },
+                    [](__m128 a, __m128 b) { return _mm_add_ps(a, b); });
+}
+inline float max_lanes(F x) {
+  return fold_lanes(x, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); },
+                    [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
+}
+#else
+inline float first_lane(F x) {
+  float lane[kLanes];
+  store(lane, x);
+  return lane[0];
+}
 inline float sum_lanes(F x) {
   float lane[kLanes];
   store(lane, x);
@@ -267,3 +290,4 @@ inline float max_lanes(F x) {
     for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
   return lane[0];
 }
+#endif

@@ -1,6 +1,7 @@
 // The threads of one engine: the caller and `count - 1` workers that sleep between forward passes.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -47,6 +48,15 @@ struct Part {
 inline Part part_of(int total, int index, int count) {
   return {static_cast<int>(static_cast<int64_t>(total) * index / count),
           static_cast<int>(static_cast<int64_t>(total) * (index + 1) / count)};
+}
+
+// Calls body(first, last) for parts of [0, total) that `count` threads take as they come: a core that has other work too
+// takes fewer. The threads share `next`, which starts at 0.
+template <typename Body>
+void take_parts(std::atomic<int>& next, int total, int count, Body body) {
+  const int size = std::max(1, total / (4 * count));
+  for (int first; (first = next.fetch_add(size, std::memory_order_relaxed)) < total;)
+    body(first, std::min(first + size, total));
 }
 
 }  // namespace paceline

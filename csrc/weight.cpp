@@ -10,6 +10,7 @@ namespace paceline {
 namespace {
 
 constexpr size_t kHugePage = size_t{1} << 21;
+constexpr size_t kChunkBytes = size_t{1} << 25;
 
 // To nearest, ties to even, in one rounding; beyond the largest half it is infinite.
 uint16_t to_half(float x) {
@@ -47,23 +48,34 @@ Buffer::Buffer(size_t bytes) {
 #if defined(MADV_HUGEPAGE)
   if (alignment == kHugePage) madvise(p, size_, MADV_HUGEPAGE);
 #endif
-  std::memset(p, 0, size_);
 }
 
-Weight::Weight(Format format, int num_outputs, int num_inputs) {
+std::shared_ptr<uint8_t> WeightMemory::take(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(one_caller_);
+  if (chunk_ == nullptr || chunk_->size() - used_ < bytes) {
+    chunk_ = std::make_shared<Buffer>(bytes > kChunkBytes ? bytes : kChunkBytes);
+    used_ = 0;
+  }
+  std::shared_ptr<uint8_t> piece(chunk_, chunk_->data() + used_);
+  std::memset(piece.get(), 0, bytes);
+  used_ += (bytes + 63) / 64 * 64;
+  return piece;
+}
+
+Weight::Weight(WeightMemory& memory, Format format, int num_outputs, int num_inputs) {
   panels_ = {format, num_outputs, num_inputs, (num_inputs + kGroup - 1) / kGroup, nullptr};
-  buffer_ = Buffer(static_cast<size_t>(panels_.panel_bytes() * panels_.num_panels()));
-  panels_.data = buffer_.data();
+  data_ = memory.take(static_cast<size_t>(panels_.panel_bytes() * panels_.num_panels()));
+  panels_.data = data_.get();
 }
 
-Weight Weight::quantised(int bits, int num_outputs, int num_inputs, const uint8_t* codes, const float* scales,
-                         const float* minima) {
-  Weight weight(bits == 4 ? Format::kInt4 : Format::kInt8, num_outputs, num_inputs);
+Weight Weight::quantised(WeightMemory& memory, int bits, int num_outputs, int num_inputs, const uint8_t* codes,
+                         const float* scales, const float* minima) {
+  Weight weight(memory, bits == 4 ? Format::kInt4 : Format::kInt8, num_outputs, num_inputs);
   const int num_groups = weight.panels_.num_groups;
   const int64_t group_bytes = 4 * kPanel + kGroup * kPanel * bits / 8;
   for (int output = 0; output < num_outputs; ++output) {
     const int lane = output % kPanel;
-    uint8_t* panel = weight.buffer_.data() + weight.panels_.panel_bytes() * (output / kPanel);
+    uint8_t* panel = weight.data_.get() + weight.panels_.panel_bytes() * (output / kPanel);
     const uint8_t* row = codes + static_cast<int64_t>(output) * num_inputs;
     for (int g = 0; g < num_groups; ++g, panel += group_bytes) {
       auto* halves = reinterpret_cast<uint16_t*>(panel);
@@ -83,11 +95,11 @@ Weight Weight::quantised(int bits, int num_outputs, int num_inputs, const uint8_
   return weight;
 }
 
-Weight Weight::bf16(int num_outputs, int num_inputs, const float* values) {
-  Weight weight(Format::kBf16, num_outputs, num_inputs);
+Weight Weight::bf16(WeightMemory& memory, int num_outputs, int num_inputs, const float* values) {
+  Weight weight(memory, Format::kBf16, num_outputs, num_inputs);
   for (int output = 0; output < num_outputs; ++output) {
     auto* pairs =
-        reinterpret_cast<uint16_t*>(weight.buffer_.data() + weight.panels_.panel_bytes() * (output / kPanel));
+        reinterpret_cast<uint16_t*>(weight.data_.get() + weight.panels_.panel_bytes() * (output / kPanel));
     const float* row = values + static_cast<int64_t>(output) * num_inputs;
     for (int k = 0; k < num_inputs; ++k) pairs[(k / 2) * 2 * kPanel + 2 * (output % kPanel) + k % 2] = to_bf16(row[k]);
   }
@@ -100,7 +112,7 @@ KVStore::KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim)
     : num_layers_(num_layers),
       num_heads_(num_heads),
       head_dim_(head_dim),
-      width_((head_dim + kPanel - 1) / kPanel * kPanel),
+      width_((head_dim + kHeadStep - 1) / kHeadStep * kHeadStep),
       num_slots_((num_slots + kTile - 1) / kTile * kTile) {
   const size_t count = static_cast<size_t>(2 * num_layers_) * num_slots_ * num_heads_ * width_;
   data_.reset(static_cast<uint16_t*>(std::calloc(count, sizeof(uint16_t))));

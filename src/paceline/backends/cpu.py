@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WeightFormat = Literal["auto", "bf16", "int8", "int4"]
 _KV_BYTES = 2  # bf16
-_LANES = 16  # a head is stored in multiples of this
+_HEAD_STEP = 32  # a head is stored in multiples of this
 
 
 def is_available() -> bool:
@@ -117,8 +117,8 @@ class CpuBackend:
         self.runtime = _kernels.Runtime(num_threads, instruction_set())
 
     def kv_bytes_per_token(self, shape: KVShape) -> int:
-        """See :class:`Backend`; heads are padded to 16."""
-        padded = -(-shape.head_dim // _LANES) * _LANES
+        """See :class:`Backend`; heads are padded to 32."""
+        padded = -(-shape.head_dim // _HEAD_STEP) * _HEAD_STEP
         return shape.numbers_per_token // shape.head_dim * padded * _KV_BYTES
 
     def make_kv_store(self, shape: KVShape) -> KVStore:
@@ -177,14 +177,12 @@ class CpuBackend:
         return out
 
     def _pack(self, weight: Weight) -> _kernels.Weight:
-        from paceline.backends import _kernels
-
         if self._format == "bf16" or (self._format == "auto" and isinstance(weight, Tensor)):
-            return _kernels.pack_bf16(as_tensor(weight, torch.float32).float().contiguous())
+            return self.runtime.pack_bf16(as_tensor(weight, torch.float32).float().contiguous())
         if isinstance(weight, Tensor):
             weight = quantize(weight, 4 if self._format == "int4" else 8)
         elif self._format == "int8":
             weight = QuantizedTensor(weight.codes, weight.scales, weight.mins, 8)
-        return _kernels.pack_quantised(
+        return self.runtime.pack_quantised(
             weight.bits, weight.codes.contiguous(), weight.scales.contiguous(), weight.mins.contiguous()
         )

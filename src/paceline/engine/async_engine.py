@@ -7,7 +7,7 @@ import concurrent.futures
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,7 +181,7 @@ class AsyncEngine:
         speculation: Speculation | None = None,
         prediction: str | None = None,
         session: Session | None = None,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """See :meth:`Engine.stream`."""
         call = _Call(prompt, params, speculation, prediction, session, asyncio.get_running_loop(), asyncio.Queue())
         with self._wake:

@@ -72,7 +72,5 @@ def from_exception(error: Exception) -> ApiError:
     if isinstance(error, PacelineError):
         return ApiError(400, str(error))
     if isinstance(error, TimeoutError):
-        return ApiError(
-            408, "the request took longer than the server allows", headers={"x-should-retry": "false"}
-        )
+        return ApiError(408, "the request took longer than the server allows", headers={"x-should-retry": "false"})
     return ApiError(500, "the server failed to answer; its log says why")

@@ -14,7 +14,9 @@ from paceline.serve.errors import ApiError, not_supported
 log = logging.getLogger("paceline.serve")
 
 # Fields that clients send as a matter of course and that change nothing here: not worth a warning.
-_HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "verbosity", "reasoning_effort"})
+_HARMLESS = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "verbosity", "reasoning_effort"}
+)
 
 
 class WireModel(BaseModel):

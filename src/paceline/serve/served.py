@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from paceline.engine.async_engine import EngineLoad
@@ -46,7 +46,7 @@ class ServedEngine(Protocol):
         speculation: Speculation | None = None,
         prediction: str | None = None,
         session: Session | None = None,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Generate piece by piece; leaving the iterator cancels."""
 
     async def score(self, token_ids: Sequence[int], num_top: int = 0) -> list[TokenLogprob]:

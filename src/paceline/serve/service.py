@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,11 +34,18 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One HTTP request's generations: the same prompt once per entry of ``params``."""
+class Branch:
+    """One generation."""
 
     prompt: Prompt
-    params: Sequence[SamplingParams]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request's generations; ``outputs`` fills up with the results by the branches' index."""
+
+    branches: Sequence[Branch]
     speculation: Speculation
     prediction: str | None = None
     outputs: dict[int, Output] = field(default_factory=dict)
@@ -211,9 +218,12 @@ class Service:
         *,
         session_key: str | None = None,
         answer_prefix: str = "",
+        continued_text: str | None = None,
         **template_options: Any,
     ) -> Prompt:
         """A prompt of chat messages; ``answer_prefix`` is put into the assistant's mouth.
+
+        With ``continued_text``, the last message's, the answer goes on where that message stops.
 
         Raises:
             ChatTemplateError: the template is absent or rejects the messages.
@@ -221,26 +231,33 @@ class Service:
         conversation, engine = self._converse(session_key), self.engine
 
         def build() -> Prompt:
-            text = engine.render(messages, **template_options) + answer_prefix
+            if continued_text is None:
+                text = engine.render(messages, **template_options) + answer_prefix
+            else:
+                text = engine.render(messages, **{**template_options, "add_generation_prompt": False})
+                before, found, _ = text.rpartition(continued_text.rstrip())
+                if not found:
+                    raise ApiError(400, "the chat template changes the last message, so it cannot be continued")
+                text = before + found
             encode = conversation.transcript.encode if conversation is not None else engine.tokenizer.encode
             return Prompt(encode(text), text, conversation)
 
         return await asyncio.to_thread(build)
 
-    async def run(self, job: Job) -> AsyncIterator[tuple[int, Delta]]:
+    async def run(self, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
         """The deltas of a job's generations by index, as they come; ``job.outputs`` is complete at the end.
 
         Raises:
             PacelineError: the engine does not take the request.
             TimeoutError: it took longer than the server allows.
         """
-        if len(job.params) == 1:
+        if len(job.branches) == 1:
             async with aclosing(self._one(job, 0)) as deltas:
                 async for delta in deltas:
                     yield 0, delta
             return
         queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._collect(job, index, queue)) for index in range(len(job.params))]
+        tasks = [asyncio.create_task(self._collect(job, index, queue)) for index in range(len(job.branches))]
         try:
             num_running = len(tasks)
             while num_running:
@@ -270,29 +287,33 @@ class Service:
         except Exception as error:
             queue.put_nowait(error)
 
-    async def _one(self, job: Job, index: int) -> AsyncIterator[Delta]:
-        conversation = job.prompt.conversation if index == 0 else None  # a session has one continuation
-        started = time.monotonic()
+    async def _one(self, job: Job, index: int) -> AsyncGenerator[Delta, None]:
+        branch, started = job.branches[index], time.monotonic()
+        conversation = branch.prompt.conversation
         if conversation is not None:
-            conversation.log_divergence(job.prompt.token_ids)
+            conversation.log_divergence(branch.prompt.token_ids)
             conversation.num_in_flight += 1
         stream = self.engine.stream(
-            job.prompt.token_ids,
-            job.params[index],
+            branch.prompt.token_ids,
+            branch.params,
             speculation=job.speculation,
             prediction=job.prediction,
             session=conversation.session if conversation is not None else None,
         )
         try:
-            async with aclosing(stream) as deltas:  # type: ignore[type-var]
+            async with aclosing(stream) as deltas:
                 while True:
                     delta = await self._next(deltas, started)
-                    if delta.output is not None:
-                        job.outputs[index] = delta.output
-                        self._finished(job, index, delta.output, conversation, started)
+                    output = delta.output
+                    if output is None:
+                        yield delta
+                        continue
+                    if output.finish_reason == "cancelled":
+                        raise ApiError(503, "the server is shutting down")
+                    job.outputs[index] = output
+                    self._finished(branch, output, time.monotonic() - started)
                     yield delta
-                    if delta.output is not None:
-                        return
+                    return
         finally:
             if conversation is not None:
                 conversation.num_in_flight -= 1
@@ -307,14 +328,12 @@ class Service:
         async with asyncio.timeout(remaining):
             return await anext(deltas)
 
-    def _finished(
-        self, job: Job, index: int, output: Output, conversation: Conversation | None, started: float
-    ) -> None:
-        seconds = time.monotonic() - started
-        if conversation is not None and output.finish_reason != "cancelled":
-            conversation.remember(job.prompt.text, job.prompt.token_ids, output)
+    def _finished(self, branch: Branch, output: Output, seconds: float) -> None:
+        prompt = branch.prompt
+        if prompt.conversation is not None:
+            prompt.conversation.remember(prompt.text, prompt.token_ids, output)
         assert self.metrics is not None
-        self.metrics.observe_output(output, job.params[index], seconds)
+        self.metrics.observe_output(output, branch.params, seconds)
         log.info(
             "finished %s: %d + %d tokens, %d cached, %.3f s, %.1f tokens/s, accepted %d of %d",
             output.finish_reason,
@@ -327,4 +346,4 @@ class Service:
             output.speculation.num_draft_tokens,
         )
         if self.config.log_prompts:
-            log.info("prompt: %r answer: %r", job.prompt.text, output.text)
+            log.info("prompt: %r answer: %r", prompt.text or prompt.token_ids, output.text)

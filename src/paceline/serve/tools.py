@@ -50,7 +50,7 @@ def detect_format(chat_template: str | None) -> ToolFormat:
         return MISTRAL
     if "tools" not in source:
         return PLAIN
-    if "<|python_tag|>" in source or '"parameters"' in source and "ipython" in source:
+    if "<|python_tag|>" in source or ('"parameters"' in source and "ipython" in source):
         return LLAMA3
     return HERMES
 
@@ -112,9 +112,7 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": f"<tool_response>\n{_text_of(message)}\n</tool_response>"}
     calls = message.pop("tool_calls", None)
     if calls:
-        written = [
-            f"<tool_call>\n{json.dumps(_call_object(call), ensure_ascii=False)}\n</tool_call>" for call in calls
-        ]
+        written = [f"<tool_call>\n{json.dumps(_call_object(call), ensure_ascii=False)}\n</tool_call>" for call in calls]
         message["content"] = "\n".join(filter(None, [_text_of(message), *written]))
     return message
 

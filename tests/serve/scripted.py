@@ -32,7 +32,9 @@ TOOL_TEMPLATE = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MISTRAL_TEMPLATE = "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}{% if tools %}[TOOL_CALLS]{% endif %}"
+MISTRAL_TEMPLATE = (
+    "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}{% if tools %}[TOOL_CALLS]{% endif %}"
+)
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "[TOOL_CALLS]"]
 
 
@@ -102,7 +104,9 @@ class ScriptedEngine:
         return EngineLoad(self.num_open, 0, 3 * self.num_open, 64, self.stalled)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        return ChatTemplate(self.tokenizer.chat_template, eos_token=self.tokenizer.eos_token).render(messages, **options)
+        return ChatTemplate(self.tokenizer.chat_template, eos_token=self.tokenizer.eos_token).render(
+            messages, **options
+        )
 
     def session(self, session_id: str) -> Any:
         return Name(session_id)

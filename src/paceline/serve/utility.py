@@ -21,9 +21,7 @@ from paceline.serve.streaming import EventStream, JSONBytes
 router = APIRouter()
 
 # Everything is in the page; it may talk to this server and to nobody else.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
 class TokenizeRequest(WireModel):

@@ -83,6 +83,8 @@ def create_app(
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = _validation_error(error)
+    elif isinstance(error, HTTPException) and isinstance(error.__cause__, ApiError):
+        error = error.__cause__  # the body was too large, which FastAPI takes for a fault of its syntax
     elif isinstance(error, HTTPException):
         error = ApiError(error.status_code, str(error.detail), headers=error.headers)
     return error_response(error, is_anthropic=speaks_anthropic(request.url.path))

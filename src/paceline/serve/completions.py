@@ -62,10 +62,10 @@ class CompletionRequest(SamplingFields):
         if not self.prompt:
             raise ApiError(400, "the prompt is empty; give at least one token of text", param="prompt")
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
+            return [self.prompt]
         if len(self.prompt) > _MAX_PROMPTS:
             raise ApiError(400, f"at most {_MAX_PROMPTS} prompts fit one request", param="prompt")
-        return list(self.prompt)  # type: ignore[arg-type]
+        return list(self.prompt)
 
 
 @router.post("/v1/completions", summary="Continue a text")

@@ -82,8 +82,10 @@ class _Server(uvicorn.Server):
         self._service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """An orderly end at the first signal, an immediate one at the second; either way the exit status is ours."""
         self._service.drain()
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 class _JSONFormatter(logging.Formatter):

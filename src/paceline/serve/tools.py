@@ -272,7 +272,10 @@ class ToolCallParser:
             parts.append(CallStart(self.num_calls, new_call_id(), scanner.name))
             self._is_announced = True
             self.num_calls += 1
-        if self._is_announced and (fragment := scanner.take_arguments()):
+        fragment = scanner.take_arguments() if self._is_announced else ""
+        if scanner.is_done and not scanner.has_arguments:
+            fragment = "{}"
+        if fragment:
             parts.append(CallArguments(self.num_calls - 1, fragment))
         if scanner.is_done:
             self._scanner, self._raw = None, ""

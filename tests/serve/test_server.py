@@ -140,7 +140,7 @@ def test_a_full_queue_answers_429(serve: Callable[..., None]) -> None:
         assert statuses == [200, 200, 200, 429, 429]
         refused = next(response for response in responses if response.status_code == 429)
         assert int(refused.headers["retry-after"]) >= 1
-        assert (await client.post("/v1/chat/completions", json={**HELLO, "n": 4})).status_code == 429
+        assert (await client.post("/v1/chat/completions", json={**HELLO, "n": 4})).status_code == 400  # never fits
         assert (await client.post("/v1/chat/completions", json=HELLO)).status_code == 200
 
     serve(body, engine, max_num_seqs=2, max_queue=1)
@@ -203,6 +203,26 @@ def test_bad_requests_say_what_is_wrong(
         assert error["type"] == "invalid_request_error"
         if param is not None:
             assert error["param"] == param
+
+    serve(send, scripted())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+        ("/v1/chat/completions", '{"messages": [{"role": "\\ud800", "content": "a"}]}'),
+        ("/v1/completions", '{"prompt": "a", "stop": "\\ud800", "\\ud801": 1}'),
+        ("/v1/responses", '{"input": "a", "metadata": {"a": "\\ud800"}}'),
+        ("/v1/responses", '{"input": "a", "metadata": {"a": 99999999999999999999999}, "stream": true}'),
+        ("/v1/messages", '{"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "\\ud800"}]}]}'),
+        ("/tokenize", '{"prompt": "\\ud800"}'),
+    ],
+)
+def test_half_characters_are_no_fault_of_the_server(serve: Callable[..., None], path: str, body: str) -> None:
+    async def send(client: httpx.AsyncClient) -> None:
+        response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert response.status_code in (200, 400)
 
     serve(send, scripted())
 

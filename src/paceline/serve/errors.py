@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from paceline.errors import ContextLengthError, PacelineError
 
 _OPENAI_TYPES = {
@@ -43,8 +45,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _printable(message)
+        self.param = _printable(param) if param is not None else None
         self.code = code
         self.headers = dict(headers or {})
 
@@ -71,6 +73,13 @@ def from_exception(error: Exception) -> ApiError:
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, PacelineError):
         return ApiError(400, str(error))
+    if isinstance(error, UnicodeEncodeError | orjson.JSONEncodeError):
+        return ApiError(400, "the request holds text that is not Unicode, or numbers beyond 64 bits")
     if isinstance(error, TimeoutError):
         return ApiError(408, "the request took longer than the server allows", headers={"x-should-retry": "false"})
     return ApiError(500, "the server failed to answer; its log says why")
+
+
+def _printable(text: str) -> str:
+    """Half a surrogate pair can come out of a JSON string, but cannot go into an answer."""
+    return text.encode("utf-8", "replace").decode()

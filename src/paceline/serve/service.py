@@ -184,12 +184,14 @@ class Service:
         """A place for a request.
 
         Raises:
-            ApiError: 429 when the queue is full, 503 when there is nothing to serve with.
+            ApiError: 400 when it could never fit, 429 when the queue is full, 503 when there is nothing to serve with.
         """
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", headers={"Connection": "close", "Retry-After": "5"})
         assert self.engine is not None
         limit = self.config.max_num_seqs + self.config.max_queue
+        if num_choices > limit:
+            raise ApiError(400, f"one request may ask for at most {limit} generations, this one asks for {num_choices}")
         if self._num_in_flight + num_choices > limit:
             raise ApiError(
                 429,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -38,8 +37,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         503: "The model is loading, or the server is shutting down.",
     }.items()
 }
-
-_UNPRINTABLE = (UnicodeEncodeError, orjson.JSONEncodeError)
 
 
 def create_app(
@@ -72,7 +69,14 @@ def create_app(
     for module in (chat, completions, responses, messages, utility):
         app.include_router(module.router)
     app.add_exception_handler(Exception, _answer_error)
-    for error_type in (ApiError, PacelineError, TimeoutError, RequestValidationError, HTTPException, *_UNPRINTABLE):
+    for error_type in (
+        ApiError,
+        PacelineError,
+        TimeoutError,
+        RequestValidationError,
+        HTTPException,
+        UnicodeEncodeError,
+    ):
         app.add_exception_handler(error_type, _answer_error)
     app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes)
     if config.allowed_origins:

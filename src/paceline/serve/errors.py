@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from paceline.errors import ContextLengthError, PacelineError
 
 _OPENAI_TYPES = {
@@ -73,8 +71,8 @@ def from_exception(error: Exception) -> ApiError:
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, PacelineError):
         return ApiError(400, str(error))
-    if isinstance(error, UnicodeEncodeError | orjson.JSONEncodeError):
-        return ApiError(400, "the request holds text that is not Unicode, or numbers beyond 64 bits")
+    if isinstance(error, UnicodeEncodeError):
+        return ApiError(400, "the request holds half a surrogate pair, which is no text; send whole characters")
     if isinstance(error, TimeoutError):
         return ApiError(408, "the request took longer than the server allows", headers={"x-should-retry": "false"})
     return ApiError(500, "the server failed to answer; its log says why")

@@ -24,12 +24,12 @@ _PING = b": ping\n\n"
 
 def data_event(data: Any) -> bytes:
     """A server-sent event without a name, as OpenAI streams them."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"data: " + _to_json(data) + b"\n\n"
 
 
 def named_event(name: str, data: Any) -> bytes:
     """A server-sent event with a name, as Anthropic and /v1/responses stream them."""
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + _to_json(data) + b"\n\n"
 
 
 class JSONBytes(Response):
@@ -39,7 +39,7 @@ class JSONBytes(Response):
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return orjson.dumps(content)
+        return _to_json(content)
 
 
 def error_response(error: Exception, *, is_anthropic: bool = False) -> JSONBytes:
@@ -156,3 +156,10 @@ async def unless_disconnected(receive: Receive, answer: Coroutine[Any, Any, T]) 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _to_json(content: Any) -> bytes:
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError as error:  # only what a request is told of itself can be such a thing
+        raise ApiError(400, f"the request holds a value that no answer can repeat: {error}") from None

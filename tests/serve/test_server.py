@@ -446,7 +446,7 @@ def test_a_history_that_changed_is_noted(serve: Callable[..., None], caplog: pyt
         await client.post("/v1/chat/completions", json={"messages": [user, answer, user], "session_id": "s"})
         assert "leaves its history" not in caplog.text
         await client.post("/v1/chat/completions", json={"messages": [other, answer, user], "session_id": "s"})
-        assert "session s: prompt leaves its history at token 7 of" in caplog.text
+        assert "session 's': prompt leaves its history at token 7 of" in caplog.text
 
     with caplog.at_level(logging.INFO, "paceline.serve"):
         serve(body, scripted())

@@ -28,7 +28,7 @@ class WireModel(BaseModel):
     def _warn_of_unknown(self) -> WireModel:
         unknown = sorted(set(self.model_extra or {}) - _HARMLESS)
         if unknown:
-            log.warning("ignored unknown fields of %s: %s", type(self).__name__, ", ".join(unknown)[:200])
+            log.warning("ignored unknown fields of %s: %s", type(self).__name__, ", ".join(map(repr, unknown))[:200])
         return self
 
 

@@ -36,7 +36,7 @@ class Conversation:
         first = next((index for index, (old, new) in enumerate(pairs) if old != new), None)
         if first is not None:
             log.info(
-                "session %s: prompt leaves its history at token %d of %d (was %d, is %d)",
+                "session %r: prompt leaves its history at token %d of %d (was %d, is %d)",
                 self.key,
                 first,
                 len(self.token_ids),

@@ -92,6 +92,7 @@ def test_cutting_never_matters_and_text_is_not_lost(tool_format: ToolFormat, tex
         (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", '{"a": ')]),
         (LLAMA3, '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "f"}</tool_call>\n\n Done.', "Done.", [("f", "{}")]),
         (LLAMA3, '{"answer": 42}', '{"answer": 42}', []),
         (LLAMA3, 'Use {"name": "f", "parameters": {}}', 'Use {"name": "f", "parameters": {}}', []),
         (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": {"b": 1}}', "", [("f", '{"a": {"b": 1}}')]),

@@ -172,6 +172,7 @@ class ToolCallParser:
         self._scanner: CallScanner | None = None
         self._is_between = False  # after an opening, outside a call
         self._is_at_start = True
+        self._is_after_call = False
         self._space = ""
         self.num_calls = 0
         self._is_announced = False
@@ -193,6 +194,8 @@ class ToolCallParser:
             rest = rest if self._raw and not self._is_announced else ""
         self._scanner, self._is_between = None, False
         rest = self._space + rest
+        if self._is_after_call:
+            rest = rest.lstrip()
         return [TextPart(rest)] if rest.strip() or (rest and not self.num_calls) else []
 
     def _advance(self, parts: list[Part]) -> bool:
@@ -279,14 +282,16 @@ class ToolCallParser:
             parts.append(CallArguments(self.num_calls - 1, fragment))
         if scanner.is_done:
             self._scanner, self._raw = None, ""
+            self._is_after_call = True
         return scanner.is_done
 
     def _say(self, text: str, parts: list[Part]) -> None:
         if not text.strip() and (self._is_at_start or self.num_calls):
             self._space += text  # white space around calls is the format's, not the answer's
         elif text:
-            self._is_at_start = False
-            parts.append(TextPart(self._space + text))
+            text = self._space + text
+            parts.append(TextPart(text.lstrip() if self._is_after_call else text))
+            self._is_at_start = self._is_after_call = False
             self._space = ""
 
 

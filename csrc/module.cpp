@@ -265,7 +265,8 @@ NB_MODULE(_kernels, m) {
       });
 
   nb::class_<KVStore>(m, "KVStore")
-      .def(nb::init<int, int64_t, int, int>(), "num_layers"_a, "num_slots"_a, "num_heads"_a, "head_dim"_a);
+      .def(nb::init<int, int64_t, int, int, int>(), "num_layers"_a, "num_slots"_a, "num_heads"_a, "head_dim"_a,
+           "bits"_a);
 
   nb::class_<LinearLayer>(m, "LinearLayer")
       .def("__init__", [](LinearLayer* self, std::shared_ptr<const Weight> weight, const nb::object& bias) {

@@ -41,6 +41,7 @@ def chat(
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
     kv_memory: options.KVMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
 ) -> None:
     """Talk to the model; accepted draft tokens are coloured."""
     params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
@@ -58,6 +59,7 @@ def chat(
         max_model_len=max_model_len,
         block_size=block_size,
         kv_memory=kv_memory,
+        kv_cache_dtype=kv_cache_dtype,
         speculation=speculation,
     ) as engine:
         notes.print(f"[bold]{engine.info.model}[/]  {HELP}", style="dim")

@@ -67,6 +67,13 @@ KVMemory = Annotated[
     typer.Option("--kv-memory", metavar="MIB", help="Budget of the KV cache in MiB.", rich_help_panel="Machine"),
 ]
 
+KVCacheDType = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype", help="auto, or int8: half the memory for the KV cache.", rich_help_panel="Machine"
+    ),
+]
+
 
 def make_speculation(mode: str, max_tokens: int, drafters: str) -> Speculation:
     """Speculation settings from their flags.
@@ -89,6 +96,7 @@ def make_engine(
     max_model_len: int | None,
     block_size: int,
     kv_memory: int | None,
+    kv_cache_dtype: str = "auto",
     **options: Any,
 ) -> Engine:
     """An engine from the flags of the panels Model and Machine."""
@@ -104,6 +112,7 @@ def make_engine(
         max_model_len=max_model_len,
         block_size=block_size,
         kv_memory_bytes=None if kv_memory is None else kv_memory * 2**20,
+        kv_cache_dtype=kv_cache_dtype,
         **options,
     )
 

@@ -54,6 +54,7 @@ def run(
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
     kv_memory: options.KVMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
 ) -> None:
     """Answer one prompt, streaming; accepted draft tokens are coloured on a terminal."""
     text = _prompt_text(prompt, prompt_file)
@@ -74,6 +75,7 @@ def run(
         max_model_len=max_model_len,
         block_size=block_size,
         kv_memory=kv_memory,
+        kv_cache_dtype=kv_cache_dtype,
     ) as engine:
         view = StreamView(Console(stderr=as_json, soft_wrap=True, highlight=False))
         baseline: Output | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import typer
 
@@ -31,6 +32,7 @@ def main() -> None:
     # torch is not imported yet. Its OpenMP threads spin while they wait, which on a machine that also runs tests or an
     # editor makes a pass many times slower (docs/decisions/0011).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.formatwarning = lambda message, *_, **__: f"paceline: warning: {message}\n"
     try:
         app()
     except PacelineError as error:

@@ -49,5 +49,9 @@ class BackendUnavailableError(PacelineError):
     """The requested backend, device or dtype cannot serve on this machine."""
 
 
+class ServerError(PacelineError):
+    """A server that was to be talked to does not answer, or refuses."""
+
+
 class BenchmarkError(PacelineError):
     """A benchmark cannot run as asked: an unknown suite, unreadable questions, a history with too little in it."""

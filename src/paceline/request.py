@@ -35,6 +35,7 @@ class SamplingParams:
     the prompt, the model and these parameters (law 5). ``max_tokens`` None means as many as the context allows.
     ``min_tokens`` forbids the end token, stop ids and stop strings until that many tokens are out.
     ``logprobs`` n returns the log-probability of each token and of the n likeliest alternatives.
+    ``skip_special_tokens`` False shows control tokens in the text, which formats of tool calls may consist of.
 
     Raises:
         InvalidParameterError: a value is outside its range.
@@ -56,6 +57,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

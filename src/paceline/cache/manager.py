@@ -121,6 +121,10 @@ class KVCacheManager:
         unfilled = sum(table.num_slots - table.num_tokens for table in self._tables.values() if table.is_request)
         return self.reserved_slots - unfilled
 
+    def idle_states(self) -> list[int]:
+        """For each block 1 if no owner holds it but a lookup can find it, else 0. O(blocks)."""
+        return [int(block.ref_count == 0 and block.hash is not None) for block in self._pool.blocks]
+
     # ---- queries: one owner --------------------------------------------------------------------------------
 
     @property

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from paceline.cli import options
 from paceline.cli.stream_view import StreamView
-from paceline.errors import InvalidParameterError, InvalidPromptError
-from paceline.request import SamplingParams
+from paceline.errors import InvalidParameterError, InvalidPromptError, ServerError
+from paceline.request import SamplingParams, Speculation
 
 if TYPE_CHECKING:
+    from paceline.cli.remote_chat import RemoteChat
     from paceline.engine.session import Session
 
 HELP = "/reset starts over, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
@@ -42,6 +43,13 @@ def chat(
     block_size: options.BlockSize = 16,
     kv_memory: options.KVMemory = None,
     kv_cache_dtype: options.KVCacheDType = "auto",
+    url: Annotated[
+        str | None, typer.Option("--url", help="Talk to a server instead of loading a model.", rich_help_panel="Server")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="PACELINE_API_KEY", help="The server's key.", rich_help_panel="Server"),
+    ] = None,
 ) -> None:
     """Talk to the model; accepted draft tokens are coloured."""
     params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
@@ -49,6 +57,11 @@ def chat(
     opening = [{"role": "system", "content": system}] if system is not None else []
     console = Console(soft_wrap=True, highlight=False)
     notes = Console(stderr=True, highlight=False)
+    if url is not None:
+        from paceline.cli.remote_chat import RemoteChat
+
+        _chat_with_server(RemoteChat(url, opening, api_key=api_key), params, speculation, console, notes)
+        return
     with options.make_engine(
         model,
         draft,
@@ -76,6 +89,39 @@ def chat(
                 except InvalidPromptError as error:
                     notes.print(f"{error}", style="red", markup=False)
         session.close()
+
+
+def _chat_with_server(
+    chat: RemoteChat, params: SamplingParams, speculation: Speculation, console: Console, notes: Console
+) -> None:
+    opening = list(chat.messages)
+    notes.print(f"[bold]{chat.model()}[/]  {HELP}", style="dim")
+    while (line := _read_line(notes)) is not None:
+        if line == "/exit":
+            break
+        if line == "/reset":
+            chat.messages = list(opening)
+        elif line:
+            view = StreamView(console)
+            try:
+                with _interrupt_flag() as interrupt:
+                    for delta in chat.stream(line, params, speculation, interrupt.is_set):
+                        view.show(delta)
+            except ServerError as error:
+                notes.print(f"{error}", style="red", markup=False)
+                continue
+            finally:
+                view.end()
+            if interrupt.is_set():
+                notes.print("stopped; this turn is not kept", style="dim")
+            elif chat.usage:
+                cached = (chat.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                notes.print(
+                    f"{chat.usage['completion_tokens']} tokens, {chat.timings.get('predicted_per_second', 0.0):.1f}/s, "
+                    f"{cached} of {chat.usage['prompt_tokens']} prompt tokens cached",
+                    style="dim",
+                )
+    chat.close()
 
 
 def _answer(session: Session, line: str, params: SamplingParams, view: StreamView, notes: Console) -> None:

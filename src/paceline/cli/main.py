@@ -8,7 +8,7 @@ import warnings
 
 import typer
 
-from paceline.cli import bench, chat, env, pull, run, theory, verify
+from paceline.cli import bench, chat, env, pull, run, serve, theory, verify
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("pull")(pull.pull_model)
 app.command("verify")(verify.verify)

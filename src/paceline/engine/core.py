@@ -14,6 +14,7 @@ from paceline.engine.events import Listener, StepEvent
 from paceline.engine.output import Delta, Output
 from paceline.engine.plan import Plan
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.score import score_tokens
 from paceline.engine.text import TextStream
 from paceline.engine.tracker import RequestTracker
 from paceline.model.runner import ModelRunner, SequenceInput
@@ -39,6 +40,14 @@ class RequestState:
     draft: Draft = NO_DRAFT  # of the step in progress
     logprobs: list[TokenLogprob] = field(default_factory=list)
     new_token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string, or the stop token asked for, that ended the request; None otherwise."""
+        if self.text.stopped_by is not None or self.request.finish_reason != "stop":
+            return self.text.stopped_by
+        last = self.request.token_ids[-1]
+        return last if last in self.request.params.stop_token_ids else None
 
 
 class EngineCore:
@@ -94,6 +103,11 @@ class EngineCore:
         self.scheduler.finish(state.request, "cancelled")
         state.text.close(state.draft.source)
         return self._delta(state)
+
+    def score(self, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """The log-probability of each token but the first; see :func:`paceline.engine.score.score_tokens`."""
+        limit = self._verifier.vocab_limit
+        return score_tokens(self._runner, self.cache, token_ids, num_top=num_top, vocab_limit=limit)
 
     def _choose_horizon(self, request: Request) -> int:
         return self._states[request.request_id].horizon.choose()
@@ -211,11 +225,12 @@ class EngineCore:
     def _delta(self, state: RequestState) -> Delta:
         pieces = state.text.drain()
         token_ids, state.new_token_ids = state.new_token_ids, []
+        logprobs = state.logprobs[len(state.logprobs) - len(token_ids) :] if state.logprobs else ()
         output = None
         if state.request.is_finished:
             output = self._output(state)
             self._forget(state)
-        return Delta("".join(piece.text for piece in pieces), pieces, token_ids, output)
+        return Delta("".join(piece.text for piece in pieces), pieces, token_ids, output, logprobs)
 
     def _output(self, state: RequestState) -> Output:
         request, tracker = state.request, state.tracker
@@ -229,6 +244,7 @@ class EngineCore:
             speculation=tracker.speculation(),
             kv=tracker.kv(block_size=self._block_size, num_blocks=self._num_blocks),
             logprobs=state.logprobs if request.params.logprobs is not None else None,
+            stop_reason=state.stop_reason,
         )
 
     def _forget(self, state: RequestState) -> None:

@@ -16,11 +16,13 @@ from paceline.engine.core import EngineCore, RequestState
 from paceline.engine.events import Listener
 from paceline.engine.output import Delta, Output
 from paceline.engine.session import Session
+from paceline.engine.snapshot import CacheSnapshot, take_snapshot
 from paceline.engine.text import TextStream
 from paceline.engine.tracker import RequestTracker
 from paceline.errors import ContextLengthError, InvalidPromptError
 from paceline.loader.chat import ChatTemplate
 from paceline.loader.tokenizer import IncrementalDetokenizer
+from paceline.records import TokenLogprob
 from paceline.request import Request, SamplingParams, Speculation
 from paceline.sampling.penalties import TokenHistory, require_valid_bias
 from paceline.spec.horizon import make_horizon
@@ -190,9 +192,30 @@ class Engine:
         with self._lock:
             self.core.cache.reset_prefix_cache()
 
-    def session(self, messages: Sequence[Message] = ()) -> Session:
+    def session(self, messages: Sequence[Message] = (), *, session_id: str | None = None) -> Session:
         """A conversation whose prefix stays in the cache between turns; ``messages`` opens it."""
-        return Session(self, messages)
+        return Session(self, messages, session_id=session_id)
+
+    def snapshot(self) -> CacheSnapshot:
+        """Who holds which block at this moment."""
+        with self._lock:
+            return take_snapshot(self.core.cache)
+
+    def score(self, token_ids: Sequence[int], num_top: int = 0) -> list[TokenLogprob]:
+        """The log-probability of each token but the first, given those before it; nothing is generated.
+
+        ``num_top`` alternatives are named for each.
+
+        Raises:
+            InvalidPromptError, ContextLengthError: there is nothing to score, or it is longer than the context.
+            CacheCapacityError: too few blocks are free at the moment.
+        """
+        if len(token_ids) > self.info.max_model_len:
+            raise ContextLengthError(
+                f"{len(token_ids)} tokens to score exceed the context of {self.info.max_model_len}; shorten the prompt"
+            )
+        with self._lock:
+            return self.core.score(self._tokenize(token_ids), num_top)
 
     def fork_session(self, session_id: str, new_session_id: str) -> None:
         """Let a second session reference the first one's prefix."""
@@ -259,7 +282,7 @@ class Engine:
         return RequestState(
             request=request,
             text=TextStream(
-                IncrementalDetokenizer(self.tokenizer),
+                IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens),
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
             ),

@@ -64,7 +64,10 @@ class KVReport:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A finished generation. ``token_ids`` holds every generated token, an end token included."""
+    """A finished generation. ``token_ids`` holds every generated token, an end token included.
+
+    ``stop_reason`` is the stop string or the id of the ``stop_token_ids`` that ended it, None for anything else.
+    """
 
     text: str
     token_ids: Sequence[int]
@@ -74,10 +77,12 @@ class Output:
     speculation: SpeculationReport
     kv: KVReport
     logprobs: Sequence[TokenLogprob] | None = None
+    stop_reason: str | int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``paceline run --json`` prints it; logprobs only where they were asked for."""
         data = asdict(self)
+        del data["stop_reason"]
         if self.logprobs is None:
             del data["logprobs"]
         return data
@@ -93,9 +98,13 @@ class TokenPiece:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of a running generation, possibly of several tokens; ``output`` is set on the last one."""
+    """New text of a running generation, possibly of several tokens; ``output`` is set on the last one.
+
+    ``logprobs`` has one entry per token of ``token_ids`` where log-probabilities were asked for.
+    """
 
     text: str
     pieces: Sequence[TokenPiece]
     token_ids: Sequence[int]
     output: Output | None = None
+    logprobs: Sequence[TokenLogprob] = ()

@@ -19,7 +19,10 @@ class Detokenizer(Protocol):
 
 
 class TextStream:
-    """Collects text token by token, looks for stop strings, and holds back what might still become one."""
+    """Collects text token by token, looks for stop strings, and holds back what might still become one.
+
+    ``stopped_by`` is the stop string that was found, if any.
+    """
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], *, include_stop: bool) -> None:
         self._detokenizer = detokenizer
@@ -30,6 +33,7 @@ class TextStream:
         self._pending: list[TokenPiece] = []  # pieces not shown yet; together the tail of the text
         self._num_shown = 0
         self._is_closed = False
+        self.stopped_by: str | None = None
 
     @property
     def text(self) -> str:
@@ -77,6 +81,7 @@ class TextStream:
         if not hits:
             return False
         at, stop = min(hits)
+        self.stopped_by = stop
         self._cut(at + len(stop) if self._include_stop else at)
         self._is_closed = True
         return True

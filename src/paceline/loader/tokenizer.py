@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from paceline.errors import ModelFormatError
+from paceline.errors import InvalidPromptError, ModelFormatError
 from paceline.loader import gguf_vocab
 from paceline.loader.tokenizer_files import TokenizerFiles
 
@@ -141,8 +141,15 @@ class Tokenizer:
         return list(self._strings)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of ``text``. Special tokens in it are recognised; BOS is added only if asked for and due."""
-        token_ids = self._backend.encode(text, add_special_tokens=False).ids
+        """Token ids of ``text``. Special tokens in it are recognised; BOS is added only if asked for and due.
+
+        Raises:
+            InvalidPromptError: the text holds half a surrogate pair, which JSON can express but no encoding can.
+        """
+        try:
+            token_ids = self._backend.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise InvalidPromptError("the text holds half a surrogate pair; send whole characters") from None
         if add_special_tokens and self._adds_bos:
             assert self.bos_token_id is not None
             return [self.bos_token_id, *token_ids]

@@ -60,7 +60,7 @@ class Verifier:
     """
 
     def __init__(self, vocab_limit: int | None = None) -> None:
-        self._vocab_limit = vocab_limit
+        self.vocab_limit = vocab_limit
 
     def verify(self, items: Sequence[VerifyItem], logits: Tensor) -> list[Verdict]:
         """One verdict per item, each of at least one token.
@@ -72,7 +72,7 @@ class Verifier:
         Raises:
             ModelFormatError: the logits of some item hold NaN.
         """
-        logits = logits.detach()[:, : self._vocab_limit]
+        logits = logits.detach()[:, : self.vocab_limit]
         argmax_ids = _plain_greedy_ids(items, logits)
         return [self._verdict(item, logits[item.rows], argmax_ids) for item in items]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import ModelFormatError
+from paceline.errors import InvalidPromptError, ModelFormatError
 from paceline.loader.tokenizer import IncrementalDetokenizer, Tokenizer
 from tests.unit.loader.tiny_checkpoints import MERGES, SPECIAL, VOCAB, gguf_tokenizer_fields, tokenizer_json
 
@@ -74,6 +74,11 @@ def test_special_tokens_are_recognised_hidden_and_shown() -> None:
     assert tokenizer.decode(ids) == "hell<tool>"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>hell<tool><|im_end|>"
     assert tokenizer.token_bytes(260) == b"<|im_start|>"
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    with pytest.raises(InvalidPromptError, match="whole characters"):
+        byte_level().encode("a\ud800")
 
 
 def test_end_tokens_of_gguf_files_include_the_well_known_control_tokens() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from paceline.cli import bench, chat, env, pull, run, theory, verify
+from paceline.cli import bench, chat, env, pull, run, theory, train_draft, verify
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
+app.command("train-draft")(train_draft.train_draft)
 app.command("pull")(pull.pull_model)
 app.command("verify")(verify.verify)
 app.command("theory")(theory.theory)

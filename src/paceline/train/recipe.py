@@ -40,6 +40,20 @@ class DraftShape:
                 f"{self.num_kv_heads} key/value heads; choose sizes that divide"
             )
 
+    @classmethod
+    def of_width(cls, hidden_size: int, num_layers: int, vocab_size: int, window: int) -> DraftShape:
+        """The usual proportions: heads of 64, two to a key/value head, an MLP of 2.75 times the width."""
+        num_heads = max(1, hidden_size // 64)
+        return cls(
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_heads // 2 if num_heads % 2 == 0 else num_heads,
+            intermediate_size=max(32, hidden_size * 11 // 4 // 32 * 32),
+            vocab_size=vocab_size,
+            window=window,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

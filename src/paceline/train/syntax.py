@@ -146,7 +146,8 @@ def _python_roles(text: str, module: ast.Module | None) -> Roles:
     data = text.encode()
     for match in re.finditer(rb"^[ \t]+|[ \t]*\n", data, re.MULTILINE):
         roles[match.start() : match.end()] = Role.INDENTATION
-    is_import, opened, previous, is_statement_start = False, [], "", True
+    opened: list[str] = []  # brackets: those of a call, and others
+    is_import, previous, is_statement_start = False, "", True
     for token in _python_tokens(text):
         start, end = lines.of_character(*token.start), lines.of_character(*token.end)
         if token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT):

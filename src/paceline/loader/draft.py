@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,23 +28,17 @@ from paceline.model.draft_vocabulary import DraftVocabulary
 DRAFT_FILE = "draft.json"
 EMBEDDING = "model.embed_tokens.weight"
 PROJECTION = "model.embed_projection.weight"
-FUSION = "model.fusion.weight"
 FORMAT = 1
 
-DraftKind = Literal["model", "head"]
+DraftKind = Literal["model"]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A draft ready to run; ``vocabulary`` is None for an ordinary model, which speaks all of the target's tokens.
+    """A draft ready to run; ``vocabulary`` is None for an ordinary model, which speaks all of the target's tokens."""
 
-    A head has ``fusion`` [hidden_size, hidden_size] for the target's hidden state, which is added to the embedding.
-    """
-
-    kind: DraftKind
     checkpoint: Checkpoint
     vocabulary: DraftVocabulary | None = None
-    fusion: Weight | None = None
 
 
 def vocabulary_sha256(tokenizer: Tokenizer) -> str:
@@ -68,7 +62,7 @@ def load_draft(
     """
     if not (path / DRAFT_FILE).is_file():
         checkpoint = load_checkpoint(path, dtype=dtype, device=device, keep_quantized=keep_quantized)
-        return DraftCheckpoint("model", checkpoint)
+        return DraftCheckpoint(checkpoint)
     settings = _read_settings(path / DRAFT_FILE)
     _check_target(settings["target"], target, path)
     try:
@@ -82,8 +76,6 @@ def load_draft(
     expected = expected_weights(config)
     del expected[EMBEDDING]
     expected[PROJECTION] = (config.hidden_size, target.config.hidden_size)
-    if settings["kind"] == "head":
-        expected[FUSION] = (config.hidden_size, target.config.hidden_size)
     check_tensors(expected, reader.shapes(), path)
     tensors = dict(reader.tensors(dtype=dtype, device=device))
     assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
@@ -93,9 +85,8 @@ def load_draft(
     bits = settings.get("weight_bits")
     if keep_quantized and bits:
         weights = {name: _quantized(weight, int(bits)) for name, weight in weights.items()}
-    fusion = weights.pop(FUSION, None)
     checkpoint = Checkpoint(path.absolute().name, config, weights, target.tokenizer)
-    return DraftCheckpoint(settings["kind"], checkpoint, vocabulary, fusion)
+    return DraftCheckpoint(checkpoint, vocabulary)
 
 
 def _quantized(weight: Weight, bits: int) -> Weight:
@@ -111,7 +102,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
             f"{path} has the format {settings.get('format')!r}, this version of Paceline reads {FORMAT}; train it anew"
         )
     missing = [key for key in ("kind", "target", "token_ids", "has_escape") if key not in settings]
-    if missing or settings["kind"] not in ("model", "head"):
+    if missing or settings["kind"] not in get_args(DraftKind):
         raise ModelFormatError(f"{path} lacks {', '.join(missing) or 'a known kind'}; train the draft anew")
     return settings
 

@@ -115,7 +115,7 @@ def normalised(name: str) -> str:
 
 def permissive_licence(metadata: importlib.metadata.PackageMetadata) -> str | None:
     """The licence if every part of it is on the allow-list; None for others and where nothing is declared."""
-    expression = metadata["License-Expression"] if "License-Expression" in metadata else None
+    expression = (metadata.get_all("License-Expression") or [None])[0]
     if expression:
         return expression if _is_permissive(expression) else None
     classifiers = metadata.get_all("Classifier") or []
@@ -123,7 +123,7 @@ def permissive_licence(metadata: importlib.metadata.PackageMetadata) -> str | No
     named = [item for item in named if item != "OSI Approved"]
     if named:
         return " AND ".join(named) if all(map(_is_permissive, named)) else None
-    text = (metadata["License"] if "License" in metadata else "").strip()
+    text = (metadata.get_all("License") or [""])[0].strip()
     return text if text and "\n" not in text and _is_permissive(text) else None
 
 

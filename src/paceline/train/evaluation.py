@@ -69,7 +69,7 @@ def evaluate(
         sampled.append(acceptance(logits[known], targets.classes[known], targets.probs[known]).cpu().numpy())
         roles.append(batch.roles[known.cpu()].numpy())
         answers = (batch.documents + torch.arange(len(batch.documents), device=device)[:, None] * 2**16)[batch.asked]
-        for answer in torch.unique(answers[known]):  # type: ignore[no-untyped-call]
+        for answer in torch.unique(answers[known]):
             agrees.append(agreed[known & (answers == answer)].cpu().numpy())
     if not agrees:
         return Acceptance(0, 0.0, 0.0, dict.fromkeys(HORIZONS, 1.0), {})

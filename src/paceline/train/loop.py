@@ -143,7 +143,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         if leaf.grad is not None:
-            hidden.backward(leaf.grad)  # type: ignore[no-untyped-call]
+            hidden.backward(leaf.grad)
         if not math.isfinite(total):
             raise TrainingError(f"the loss is {total} at step {self.step}; lower --learning-rate and start anew")
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 Hashes = npt.NDArray[np.uint64]
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"\w+")  # signs are left out: rules of dashes and closing brackets are nobody's
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio in 64 bits
 SHINGLE, SKETCH, THRESHOLD = 5, 64, 0.7
 # Texts that share 13 words in a row are taken to have a common source, as is customary for test sets.
@@ -26,7 +26,7 @@ CONTAMINATION = 13
 
 
 def shingles(text: str, length: int) -> Hashes:
-    """The distinct hashes of all runs of ``length`` words or signs, ascending; spacing does not matter."""
+    """The distinct hashes of all runs of ``length`` words, ascending; signs and spacing do not matter."""
     words = np.fromiter((zlib.crc32(word.encode()) for word in _WORD.findall(text)), dtype=np.uint64)
     if len(words) < length:
         return np.empty(0, dtype=np.uint64)
@@ -77,4 +77,7 @@ class HeldOutTexts:
 
     def contains_part_of(self, text: str) -> bool:
         """Whether some run of 13 words of ``text`` occurs in the benchmark."""
-        return bool(np.isin(shingles(text, CONTAMINATION), self._known, assume_unique=True).any())
+        found = shingles(text, CONTAMINATION)
+        places = np.searchsorted(self._known, found)
+        places = np.minimum(places, len(self._known) - 1)
+        return bool(len(self._known)) and bool((self._known[places] == found).any())

@@ -6,28 +6,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import Tensor, nn
 
-from paceline.loader.draft import FUSION, PROJECTION
+from paceline.loader.draft import PROJECTION
 from paceline.model.config import ModelConfig, expected_weights
 from paceline.model.rope import rope_table
 
 
 class DraftNetwork(nn.Module):
-    """A Llama-shaped decoder whose input is the target's embedding rows seen through a learned projection.
+    """A Llama-shaped decoder whose input is the target's embedding rows seen through a learned projection."""
 
-    With ``feature_size`` it is a head: the target's hidden state, through a matrix of its own, is added to the input.
-    Its own hidden states have the same size, so it can be fed with them when the target's are not there yet.
-    """
-
-    def __init__(
-        self, config: ModelConfig, embedding_size: int, num_positions: int, feature_size: int | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, embedding_size: int, num_positions: int) -> None:
         super().__init__()
         self.config = config
         shapes = expected_weights(config)
         del shapes["model.embed_tokens.weight"]
         shapes[PROJECTION] = (config.hidden_size, embedding_size)
-        if feature_size is not None:
-            shapes[FUSION] = (config.hidden_size, feature_size)
         # A dictionary that keeps the dots of the names; torch's own refuses them.
         self.weights = nn.ParameterDict(
             {_key(name): nn.Parameter(_initial(name, shape)) for name, shape in shapes.items()}
@@ -48,17 +40,14 @@ class DraftNetwork(nn.Module):
         for key, parameter in self.weights.items():
             parameter.copy_(tensors[_name(key)])
 
-    def forward(self, embeddings: Tensor, mask: Tensor, features: Tensor | None = None) -> Tensor:
+    def forward(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         """Hidden states after the final norm, [num_rows, row_tokens, hidden_size].
 
         Args:
             embeddings: [num_rows, row_tokens, embedding_size], the target's.
             mask: bool [num_rows, 1, row_tokens, row_tokens], which keys each query sees.
-            features: [num_rows, row_tokens, feature_size], for a head.
         """
         x = F.linear(embeddings, self._of(PROJECTION))
-        if features is not None:
-            x = x + F.linear(features, self._of(FUSION))
         for layer in range(self.config.num_layers):
             prefix = f"model.layers.{layer}."
             x = x + self._attend(prefix, self._norm(x, f"{prefix}input_layernorm.weight"), mask)

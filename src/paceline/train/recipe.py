@@ -16,7 +16,7 @@ SOURCES = ("stdlib", "installed")
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """Sizes of the draft. A head takes width and heads from the target and has one layer.
+    """Sizes of the draft.
 
     ``window`` is how many newest positions a token attends to: positions are relative, so a draft trained on short
     rows with a window works at any length, at a cost that does not grow with the context.
@@ -60,7 +60,7 @@ class Recipe:
     """One training run. Everything that the weights depend on is here, besides the target and the data themselves.
 
     Attributes:
-        kind: an independent model, or a head over the target's hidden states.
+        kind: ``model``, an independent one that sees tokens alone.
         data: which Python to read: the standard library, installed packages.
         syntax: the uses made of syntax trees, each an arm of an ablation: ``windows`` begin and end at nodes;
             ``completion`` of a node from what stands before it; ``continuation`` after an edit; ``edits`` in the
@@ -90,7 +90,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(DraftKind):
-            raise InvalidParameterError(f"--kind must be model or head, got {self.kind!r}")
+            raise InvalidParameterError(f"--kind knows {', '.join(get_args(DraftKind))}, got {self.kind!r}")
         _require_known("data", self.data, SOURCES)
         _require_known("syntax", self.syntax, SYNTAX_FEATURES)
         _require_known("losses", self.losses, LOSSES)

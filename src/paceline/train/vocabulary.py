@@ -46,4 +46,4 @@ def _is_forced(tokenizer: Tokenizer, token_id: int) -> bool:
     if tokenizer.is_special(token_id):
         return True
     piece = tokenizer.token_bytes(token_id)
-    return bool(piece) and (piece.isspace() or (len(piece) == 1 and piece.isalnum() and piece.isascii()))
+    return piece.isspace() or piece.isdigit()

@@ -49,7 +49,10 @@ class Trainer:
     """Trains ``network`` in place; `run` goes on from the checkpoint at ``path`` if there is one.
 
     ``table`` [vocab_size, embedding_size] is the target's embedding. A checkpoint is written every
-    ``checkpoint_seconds`` and at the end.
+    ``checkpoint_seconds`` and at the end, and goes on with the data of ``data_sha256`` only.
+
+    Raises:
+        TrainingError: no rows, or a checkpoint of another recipe or other data.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Trainer:
         *,
         device: torch.device,
         path: Path,
+        data_sha256: str = "",
         checkpoint_seconds: float = 60.0,
     ) -> None:
         if rows.num_rows == 0:
@@ -69,7 +73,7 @@ class Trainer:
         self._network = network.to(device)
         self._table = table.to(device)
         self._rows, self._held_out, self._recipe, self._device = rows, held_out, recipe, device
-        self._path, self._checkpoint_seconds = path, checkpoint_seconds
+        self._path, self._data_sha256, self._checkpoint_seconds = path, data_sha256, checkpoint_seconds
         matrices = [item for item in network.parameters() if item.dim() > 1]
         vectors = [item for item in network.parameters() if item.dim() <= 1]
         self._optimizer = torch.optim.AdamW(
@@ -174,6 +178,7 @@ class Trainer:
         part = self._path.with_suffix(".part")
         state = {
             "recipe": self._recipe.to_json(),
+            "data_sha256": self._data_sha256,
             "step": self.step,
             "elapsed": self.elapsed,
             "num_evaluations": self._num_evaluations,
@@ -193,6 +198,11 @@ class Trainer:
             raise TrainingError(
                 f"{self._path} was written with another recipe; give the options of that run to go on with it, or "
                 "another folder to start anew"
+            )
+        if state["data_sha256"] != self._data_sha256:
+            raise TrainingError(
+                f"{self._path} was written for other data: source files have changed since; give another folder to "
+                "start anew, or bring the files back"
             )
         self.step, self.elapsed, self._num_evaluations = state["step"], state["elapsed"], state["num_evaluations"]
         self.first, self.latest = (

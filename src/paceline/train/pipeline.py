@@ -180,6 +180,7 @@ class TrainingRun:
             recipe,
             device=self._device,
             path=self._work / "checkpoint.pt",
+            data_sha256=self._facts["data_sha256"],
         )
         self._network = network
         yield from self._trainer.run()

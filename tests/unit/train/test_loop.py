@@ -19,7 +19,7 @@ from tests.unit.train.workshop import SHAPE, make_recipe, make_rows
 CPU = torch.device("cpu")
 
 
-def make_trainer(path: Path, recipe: Recipe, rows: RowSet | None = None, *, seconds: float = 0.0) -> Trainer:
+def make_trainer(path: Path, recipe: Recipe, rows: RowSet | None = None, *, data: str = "") -> Trainer:
     rows = rows or make_rows()
     torch.manual_seed(recipe.seed)
     table = torch.randn(64, 24)
@@ -31,8 +31,9 @@ def make_trainer(path: Path, recipe: Recipe, rows: RowSet | None = None, *, seco
     network = DraftNetwork(config, 24, recipe.row_tokens)
     initialise_from_embedding(network, table, rows.vocabulary.token_ids)
     return Trainer(
-        network, table, rows, make_rows(8, seed=1), recipe, device=CPU, path=path, checkpoint_seconds=seconds
-    )
+        network, table, rows, make_rows(8, seed=1), recipe, device=CPU, path=path, data_sha256=data,
+        checkpoint_seconds=0.0,
+    )  # fmt: skip
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -91,6 +92,8 @@ def test_another_recipe_does_not_go_on_with_a_checkpoint(tmp_path: Path) -> None
     list(make_trainer(tmp_path / "c.pt", make_recipe()).run())
     with pytest.raises(TrainingError, match="another folder"):
         make_trainer(tmp_path / "c.pt", make_recipe(seed=1))
+    with pytest.raises(TrainingError, match="other data"):
+        make_trainer(tmp_path / "c.pt", make_recipe(), data="changed")
 
 
 def test_a_time_budget_ends_a_run(tmp_path: Path) -> None:

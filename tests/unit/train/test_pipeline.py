@@ -98,6 +98,14 @@ def test_the_command_trains_a_draft_that_changes_no_token(
     } & set(report["data"]["examples"]) | {"window"}
 
 
+def test_plain_text_without_the_target_is_a_possible_arm(train: Callable[..., Result], tmp_path: Path) -> None:
+    result = train(tmp_path / "plain", "--answers", 0, "--syntax", "none", "--losses", "ce")
+    assert result.status == 0, result.err
+    data = json.loads((tmp_path / "plain" / "provenance.json").read_text())["data"]
+    assert set(data["examples"]) == {"window"}
+    assert data["rows"]["tokens_with_target_probabilities"] == 0
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

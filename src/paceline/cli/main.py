@@ -8,7 +8,7 @@ import warnings
 
 import typer
 
-from paceline.cli import bench, chat, env, pull, run, serve, theory, verify
+from paceline.cli import bench, chat, env, pull, run, serve, theory, train_draft, verify
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("train-draft")(train_draft.train_draft)
 app.command("pull")(pull.pull_model)
 app.command("verify")(verify.verify)
 app.command("theory")(theory.theory)

@@ -19,6 +19,7 @@ from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import CacheCapacityError, DraftMismatchError, InvalidParameterError
 from paceline.loader.catalog import CATALOG
+from paceline.loader.draft import DraftCheckpoint, load_draft
 from paceline.loader.load import Checkpoint, load_checkpoint
 from paceline.loader.resolve import resolve_source
 from paceline.loader.tokenizer import Tokenizer
@@ -76,16 +77,12 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
     target = _load(model, backend)
     dtype = config.runtime.dtype if config.runtime.dtype != "auto" else _stored_format(target, backend)
     drafter: Checkpoint | None = None
+    trained: DraftCheckpoint | None = None
     if draft == "auto":
         draft = CATALOG[str(model)].draft if str(model) in CATALOG else None
     if draft is not None:
-        drafter = _load(draft, backend)
-        check_same_vocabulary(target.tokenizer, drafter.tokenizer, drafter.name)
-        if drafter.config.vocab_size < target.tokenizer.vocab_size:
-            raise DraftMismatchError(
-                f"draft {drafter.name} knows only the first {drafter.config.vocab_size} of the target's "
-                f"{target.tokenizer.vocab_size} tokens; use a draft of the same model family"
-            )
+        trained = _load_draft(draft, target, backend)
+        drafter = trained.checkpoint
 
     block_size = config.cache.block_size
     models = [target.config] if drafter is None else [target.config, drafter.config]
@@ -95,7 +92,7 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
     cache = KVCacheManager(num_blocks, block_size, enable_prefix_cache=config.cache.enable_prefix_cache)
     runner = _make_runner(target, backend, num_blocks, block_size, max_model_len)
     proposers: list[Proposer] = [PredictionProposer(), SuffixProposer()]
-    if drafter is not None:
+    if drafter is not None and trained is not None:
         draft_context = min(drafter.config.context_length, max_model_len)
         proposers.append(
             DraftModelProposer(
@@ -104,6 +101,7 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
                 context_length=draft_context,
                 vocab_limit=target.tokenizer.vocab_size,
                 end_token_ids=target.tokenizer.eos_token_ids,
+                vocabulary=trained.vocabulary,
             )
         )
     chain = ProposerChain(proposers)
@@ -172,6 +170,25 @@ def _load(source: str | Path, backend: Backend) -> Checkpoint:
         device=backend.device,
         keep_quantized=backend.keeps_quantized,
     )
+
+
+def _load_draft(source: str | Path, target: Checkpoint, backend: Backend) -> DraftCheckpoint:
+    """A draft that speaks the target's token ids."""
+    draft = load_draft(
+        resolve_source(str(source)),
+        target,
+        dtype=backend.dtype,
+        device=backend.device,
+        keep_quantized=backend.keeps_quantized,
+    )
+    checkpoint = draft.checkpoint
+    check_same_vocabulary(target.tokenizer, checkpoint.tokenizer, checkpoint.name)
+    if checkpoint.config.vocab_size < target.tokenizer.vocab_size:
+        raise DraftMismatchError(
+            f"draft {checkpoint.name} knows only the first {checkpoint.config.vocab_size} of the target's "
+            f"{target.tokenizer.vocab_size} tokens; use a draft of the same model family"
+        )
+    return draft
 
 
 def _stored_format(checkpoint: Checkpoint, backend: Backend) -> str:

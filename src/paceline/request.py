@@ -119,7 +119,7 @@ class Speculation:
     """
 
     mode: SpeculationMode = "dynamic"
-    max_tokens: int = 8
+    max_tokens: int = 16
     drafters: Sequence[str] = DRAFTERS
     min_acceptance: float = 0.0
 

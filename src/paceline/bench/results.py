@@ -195,6 +195,8 @@ def _speculation(turns: Sequence[TurnRecord]) -> dict[str, Any]:
         "acceptance_by_kind": {
             kind: measure.acceptance_rate(rounds) for kind, each in kinds.items() if (rounds := measure.rounds_of(each))
         },
+        "calibration_error": measure.calibration_error(turns),
+        "horizon_histogram": measure.horizon_histogram(turns),
         "mean_horizon_by_kind": {kind: measure.mean_horizon(each) for kind, each in kinds.items()},
     }
 

@@ -1,4 +1,4 @@
-"""What a step costs, as the engine measures it while it works: running estimates, no benchmark and no constants to tune.
+"""What a step costs, as the engine measures it while it works: running estimates that need no tuning.
 
 A verifying pass is modelled as ``V(rows, context) = plain(context) * shape(rows)``. ``plain`` is one row after so many
 tokens, a line fitted by least squares with forgetting; ``shape`` is a staircase (kernels work in tiles), kept as a

@@ -20,7 +20,7 @@ from paceline.spec.costs import StepCosts
 
 # What is left of an old step in theta after one more step.
 _RATE_MEMORY = 0.95
-# How far a round moves the multiplier per draft token that is missing to the acceptance asked for; and its largest value.
+# How far a round moves the multiplier per draft token missing to the acceptance asked for; and its largest value.
 _PRESSURE_STEP, _MAX_PRESSURE = 0.02, 20.0
 # Drafting pauses when it has lost this many plain steps in all; the pause, in tokens, doubles while it keeps losing.
 _AFFORDABLE_LOSS = 4.0
@@ -90,7 +90,7 @@ class HorizonController:
         return lengths
 
     def value(self, prospect: Prospect, context: float) -> float:
-        """What the best horizon brings in tokens over drafting nothing, were the request alone; for comparing sources."""
+        """Tokens that the best horizon gains over drafting nothing, were the request alone: for comparing sources."""
         rate = self._rate(1, context)
         plain_ms = self._costs.plain_ms(context)
         best = total = 0.0

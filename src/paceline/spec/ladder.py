@@ -24,6 +24,8 @@ from paceline.spec.proposer import NO_DRAFT, Draft, Guess, Lookup, Proposer
 _BLIND = "blind"
 # Cost of a draft token of a source that never drafted, in plain steps.
 _UNKNOWN_COST = 0.08
+# A source named earlier drafts if it promises this share of the best: differences below it are noise.
+_AS_GOOD = 0.95
 
 
 @dataclass(slots=True)
@@ -38,9 +40,10 @@ class _Option:
 
 @dataclass(slots=True)
 class _State:
-    """A request between its plan and its verdict."""
+    """A request between its plan, made when it had ``num_tokens`` tokens, and its verdict."""
 
     request: Request
+    num_tokens: int = 0
     guesses: list[Guess] = field(default_factory=list)
     option: _Option | None = None
     horizon: int = 0
@@ -108,7 +111,8 @@ class Ladder:
         drafts = [NO_DRAFT] * len(requests)
         asked: dict[str, list[int]] = {}
         for index, (request, horizon) in enumerate(zip(requests, horizons, strict=True)):
-            option = self._states[request.request_id].option
+            state = self._states.get(request.request_id)
+            option = state.option if state is not None and state.num_tokens == request.num_tokens else None
             if option is None or horizon == 0:
                 continue
             if option.guess is not None:
@@ -121,7 +125,8 @@ class Ladder:
             for index, draft in zip(indices, proposed, strict=True):
                 drafts[index] = draft
         for request, draft in zip(requests, drafts, strict=True):
-            self._states[request.request_id].draft = draft
+            if draft.token_ids:
+                self._states[request.request_id].draft = draft
         return drafts
 
     def observe(self, request: Request, verdict: Verdict) -> None:
@@ -132,20 +137,14 @@ class Ladder:
         session = _session(request)
         for guess in state.guesses:
             num_true, is_missed = _agreement(guess.token_ids, verdict.token_ids)
-            self.calibration.observe(
-                session, guess.source, guess.kind, guess.length, num_true, ended_in_miss=is_missed
-            )
+            self.calibration.observe(session, guess.source, guess.kind, guess.length, num_true, ended_in_miss=is_missed)
         proposer = self._proposers.get(state.draft.source)
         if proposer is not None:
             is_missed = verdict.num_accepted < verdict.num_drafted
-            self.calibration.observe(
-                session, proposer.name, _BLIND, 0, verdict.num_accepted, ended_in_miss=is_missed
-            )
+            self.calibration.observe(session, proposer.name, _BLIND, 0, verdict.num_accepted, ended_in_miss=is_missed)
             proposer.observe(request, verdict)
         if verdict.num_drafted and request.speculation.mode == "dynamic":
-            self.controller.observe_round(
-                verdict.num_drafted, verdict.num_accepted, request.speculation.min_acceptance
-            )
+            self.controller.observe_round(verdict.num_drafted, verdict.num_accepted, request.speculation.min_acceptance)
         state.guesses, state.option, state.horizon, state.draft = [], None, 0, NO_DRAFT
 
     def record_step(
@@ -166,6 +165,11 @@ class Ladder:
         if request.session_id is None:
             self.calibration.forget(_session(request))
 
+    def forget_answers(self) -> None:
+        """Drop what earlier requests were answered, wherever it is looked up; for a cold start."""
+        for lookup in self._lookups.values():
+            lookup.forget_answers()
+
     def _look_around(self, request: Request) -> _State:
         """Ask every lookup, and choose the source that promises most."""
         state = self._states.get(request.request_id)
@@ -173,6 +177,7 @@ class Ladder:
             state = self._states[request.request_id] = _State(request)
         speculation = request.speculation
         state.guesses, state.option, state.horizon, state.draft = [], None, 0, NO_DRAFT
+        state.num_tokens = request.num_tokens
         if speculation.mode == "off":
             return state
         options = []
@@ -188,7 +193,9 @@ class Ladder:
             state.option = options[0]
         elif options:
             context = float(request.num_tokens)
-            state.option = max(options, key=lambda option: self._promise(option, request, context))
+            promises = [self._promise(option, request, context) for option in options]
+            enough = _AS_GOOD * max(promises)
+            state.option = next(option for option, promise in zip(options, promises, strict=True) if promise >= enough)
         return state
 
     def _option(self, request: Request, source: str, guess: Guess | None) -> _Option:
@@ -234,7 +241,10 @@ class Ladder:
         for state, draft in zip(states, proposed, strict=True):
             state.proposers_asked.add(source)
             acceptances = state.option.acceptances[: len(draft.token_ids)] if state.option is not None else ()
-            drafts.append(Draft(draft.token_ids, source, draft.draft_probs, acceptances) if draft.token_ids else NO_DRAFT)
+            if draft.token_ids:
+                drafts.append(Draft(draft.token_ids, source, draft.draft_probs, acceptances))
+            else:
+                drafts.append(NO_DRAFT)
         return drafts
 
 

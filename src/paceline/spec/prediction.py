@@ -68,6 +68,9 @@ class PredictionLookup:
         """See :class:`Lookup`."""
         self._cursors.pop(request.request_id, None)
 
+    def forget_answers(self) -> None:
+        """See :class:`Lookup`; nothing is kept."""
+
 
 class _Hypothesis:
     """Where the prediction goes on after a mismatch, and how many tokens have agreed since."""
@@ -179,7 +182,7 @@ class PredictionCursor:
     # ---- looking around ----
 
     def _find(self) -> tuple[int, int] | None:
-        """(position, length) of the newest answer tokens in the prediction; nearest to the mismatch among the longest."""
+        """(position, length) of the newest answer tokens in the prediction; of the longest, the nearest place."""
         if self._index is None:
             self._index = TokenIndex()
             self._index.extend(self._tokens)
@@ -252,7 +255,8 @@ class PredictionCursor:
 
     def _rewrite(self, old: str, new: str) -> None:
         """Replace a name in the part of the prediction that is still to come."""
-        assert self._codec is not None and self._position is not None
+        assert self._codec is not None
+        assert self._position is not None
         rest = self._codec.decode(self._tokens[self._position :])
         pattern = rf"(?<!\w){re.escape(old)}(?!\w)"
         if re.search(pattern, rest):

@@ -1,4 +1,4 @@
-"""What the sources of drafts look like: lookups answer at once, proposers may take their time; both learn and let go."""
+"""What the sources of drafts look like: lookups answer at once, proposers take their time."""
 
 from __future__ import annotations
 
@@ -78,3 +78,6 @@ class Lookup(Protocol):
 
     def release(self, request: Request) -> None:
         """A request ended; its tokens are final."""
+
+    def forget_answers(self) -> None:
+        """Drop what was kept of requests that ended."""

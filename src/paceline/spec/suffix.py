@@ -40,6 +40,9 @@ class SuffixLookup:
         """See :class:`Lookup`."""
         self._indexes.pop(request.request_id, None)
 
+    def forget_answers(self) -> None:
+        """See :class:`Lookup`; nothing is kept."""
+
 
 class CorpusLookup:
     """Guesses from what earlier requests were answered, and from the user's repository.

@@ -91,6 +91,8 @@ def decode(line: str) -> TurnRecord:
     """The inverse of :func:`encode`. Columns a past version did not write take their defaults."""
     data = json.loads(line)
     columns = data.pop("steps")
+    if "expected_acceptances" in columns:
+        columns["expected_acceptances"] = map(tuple, columns["expected_acceptances"])
     rows = zip(*columns.values(), strict=True)
     steps = tuple(StepRecord(**dict(zip(columns, row, strict=True))) for row in rows)
     data["token_ids"] = tuple(data["token_ids"])

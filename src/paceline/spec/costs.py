@@ -19,6 +19,8 @@ _PRIOR_SLOPE = 1.0 / 4096
 # Weight of a new pass in the curve, and what is remembered of old passes in the line from one pass to the next.
 _SHAPE_STEP = 0.1
 _MEMORY = 0.98
+# What a pass of several rows says about one row, against a pass of one row: it speaks through the curve, which may err.
+_INDIRECT = 0.05
 # A pass that took this many times what was expected was interrupted by something else and says little.
 _OUTLIER = 2.5
 
@@ -51,7 +53,7 @@ class StepCosts:
         if self._num_passes > 8:
             milliseconds = min(milliseconds, _OUTLIER * self.verify_ms(num_rows, context))
             self._correct_shape(num_rows, milliseconds / self.plain_ms(context))
-        self._correct_line(context, milliseconds / shape)
+        self._correct_line(context, milliseconds / shape, 1.0 if num_rows == 1 else _INDIRECT)
 
     def observe_draft(self, source: str, num_tokens: int, milliseconds: float) -> None:
         """``source`` drafted ``num_tokens`` one after the other, in so many milliseconds."""
@@ -90,10 +92,11 @@ class StepCosts:
         for knot in range(1, len(_KNOTS)):  # more rows never cost less
             self._shape[knot] = max(self._shape[knot], self._shape[knot - 1])
 
-    def _correct_line(self, context: float, milliseconds: float) -> None:
+    def _correct_line(self, context: float, milliseconds: float, weight_of_pass: float) -> None:
         sums = self._sums
+        memory = _MEMORY**weight_of_pass
         for index, value in enumerate((1.0, context, milliseconds, context * context, context * milliseconds)):
-            sums[index] = _MEMORY * sums[index] + value
+            sums[index] = memory * sums[index] + weight_of_pass * value
         weight, x, y, xx, xy = sums
         mean = x / weight
         variance = xx / weight - mean * mean

@@ -99,6 +99,10 @@ class HorizonController:
             best = max(best, total - rate * (self._costs.verify_ms(1 + number, context) - plain_ms))
         return best
 
+    def value_of_all(self, prospect: Prospect, context: float) -> float:
+        """Tokens that drafting everything gains, less the time for drafting it: for horizons that are given."""
+        return sum(prospect.survivals) - self._rate(1, context) * prospect.draft_ms * len(prospect.survivals)
+
     def take_probe(self, draft_ms: float, context: float) -> int:
         """How many tokens to try with a drafter that seems not worth its cost: it may have become better. Mostly 0."""
         if self.is_paused:

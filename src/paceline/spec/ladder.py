@@ -212,7 +212,7 @@ class Ladder:
 
     def _promise(self, option: _Option, request: Request, context: float) -> float:
         if request.speculation.mode == "static":
-            return sum(option.prospect.survivals)
+            return self.controller.value_of_all(option.prospect, context)
         return self.controller.value(option.prospect, context)
 
     def _probe(self, state: _State, context: float) -> int:

@@ -29,6 +29,8 @@ _MAX_PLACES = 64
 _SHORT_WAY_BACK, _SURE = 60, 8
 # A cursor lost for longer than this leaves the drafting to others.
 _PATIENCE = 24
+# Agreeing tokens that confirm a supposed place.
+_CONFIRMED = 2
 # A rewrite is given up after this many mistakes.
 _MAX_MISTAKES = 2
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -173,9 +175,9 @@ class PredictionCursor:
         """The place supposed after a mismatch agrees with what followed."""
         hypothesis = self._hypotheses[0]
         hypothesis.run += 1
-        if hypothesis.run == 1 and hypothesis.kind == "replaced":
+        if hypothesis.run == _CONFIRMED and hypothesis.kind == "replaced":
             self._learn_rename()
-        if hypothesis.run >= 2 or hypothesis.kind == "found":
+        if hypothesis.run >= _CONFIRMED or hypothesis.kind == "found":
             self.kind = "aligned"
             self._hypotheses, self._since = [], []
 

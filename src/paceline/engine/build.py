@@ -30,7 +30,7 @@ from paceline.spec.corpus import read_corpus
 from paceline.spec.draft_model import DraftModelProposer
 from paceline.spec.ladder import Ladder
 from paceline.spec.prediction import PredictionLookup
-from paceline.spec.proposer import Proposer
+from paceline.spec.proposer import Lookup, Proposer
 from paceline.spec.suffix import CorpusLookup, SuffixLookup
 from paceline.spec.verifier import Verifier
 
@@ -114,7 +114,11 @@ def assemble(
             )
         )
     repository = read_corpus(corpus, target.tokenizer) if corpus else None
-    lookups = [PredictionLookup(target.tokenizer), SuffixLookup(), CorpusLookup(_ANSWER_TOKENS, repository)]
+    lookups: list[Lookup] = [
+        PredictionLookup(target.tokenizer),
+        SuffixLookup(),
+        CorpusLookup(_ANSWER_TOKENS, repository),
+    ]
     ladder = Ladder(lookups, proposers)
     core = EngineCore(
         scheduler=Scheduler(config.scheduler, cache),

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,11 +139,11 @@ class _TokenStore:
 
     def __enter__(self) -> _TokenStore:
         try:
-            with np.load(self._path, allow_pickle=False) as data:
+            with self._path.open("rb") as stream, np.load(stream, allow_pickle=False) as data:
                 files, tokens = json.loads(str(data["files"])), data["tokens"]
             for name, stamp, start, end in files:
                 self._kept[name] = (stamp, tokens[start:end])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
             self._kept = {}
         return self
 

@@ -25,6 +25,8 @@ _PRESSURE_STEP, _MAX_PRESSURE = 0.02, 20.0
 # Drafting pauses when it has lost this many plain steps in all; the pause, in tokens, doubles while it keeps losing.
 _AFFORDABLE_LOSS = 4.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512
+# A pass of this many times its usual time was interrupted.
+_INTERRUPTED = 1.5
 # Share of the time that probes of a drafter that costs something may take.
 _PROBE_SHARE = 0.02
 _PROBE_LENGTH = 2
@@ -115,9 +117,18 @@ class HorizonController:
         return _PROBE_LENGTH
 
     def observe_step(
-        self, num_requests: int, num_tokens: int, num_drafted: int, milliseconds: float, context: float
+        self,
+        num_requests: int,
+        num_tokens: int,
+        num_drafted: int,
+        milliseconds: float,
+        context: float,
+        draft_ms: float = 0.0,
     ) -> None:
-        """A step of ``num_requests`` decoding requests took so long, drafting included, and yielded ``num_tokens``."""
+        """A step of ``num_requests`` decoding requests took so long and yielded ``num_tokens``.
+
+        ``draft_ms`` of the time went into drafting.
+        """
         self._tokens = _RATE_MEMORY * self._tokens + num_tokens
         self._ms = _RATE_MEMORY * self._ms + milliseconds
         self._probe_budget += _PROBE_SHARE * milliseconds
@@ -127,7 +138,10 @@ class HorizonController:
         if num_drafted == 0:
             return
         plain_step_ms = self._costs.verify_ms(num_requests, context)
-        self._loss += milliseconds - plain_step_ms * num_tokens / num_requests
+        # A pass that something else interrupted is no loss of drafting's; a slow drafter's time is.
+        usual_ms = self._costs.verify_ms(num_requests + num_drafted, context)
+        pass_ms = min(milliseconds - draft_ms, _INTERRUPTED * usual_ms)
+        self._loss += draft_ms + pass_ms - plain_step_ms * num_tokens / num_requests
         if self._loss <= 0.0:
             self._loss, self._pause = 0.0, _FIRST_PAUSE
         elif self._loss > _AFFORDABLE_LOSS * plain_step_ms:

@@ -152,7 +152,7 @@ class Ladder:
     ) -> None:
         """A step in which all of ``requests`` decoded: what it yielded and what it took, drafting included."""
         context = _mean_context(requests)
-        self.controller.observe_step(len(requests), num_tokens, num_drafted, step_ms, context)
+        self.controller.observe_step(len(requests), num_tokens, num_drafted, step_ms, context, draft_ms)
         self.costs.observe_pass(len(requests) + num_drafted, context, step_ms - draft_ms)
 
     def release(self, request: Request) -> None:

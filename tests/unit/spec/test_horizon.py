@@ -150,6 +150,16 @@ def test_a_source_that_only_loses_is_paused_and_the_loss_is_bounded() -> None:
     assert tokens * controller._costs.plain_ms(CONTEXT) / spent >= 0.97
 
 
+def test_interruptions_of_the_machine_are_not_held_against_drafting() -> None:
+    controller, rng = HorizonController(flat_costs(0.05)), random.Random(0)
+    prospect = Prospect(survivals(0.95))
+    for _ in range(2000):
+        [horizon] = controller.choose([prospect], CONTEXT)
+        assert horizon > 0
+        milliseconds = controller._costs.verify_ms(1 + horizon, CONTEXT) * (20.0 if rng.random() < 0.1 else 1.0)
+        controller.observe_step(1, 1 + int(horizon * 0.6), horizon, milliseconds, CONTEXT)
+
+
 def test_a_pause_ends_and_success_makes_the_next_one_short() -> None:
     controller = HorizonController(flat_costs(0.1))
     prospect = Prospect(survivals(0.9))

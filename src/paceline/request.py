@@ -121,7 +121,7 @@ class Speculation:
     mode: SpeculationMode = "dynamic"
     max_tokens: int = 16
     drafters: Sequence[str] = DRAFTERS
-    min_acceptance: float = 0.75
+    min_acceptance: float = 0.7
 
     def __post_init__(self) -> None:
         _require(

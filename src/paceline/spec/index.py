@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# Tokens that must agree for a place to be a candidate: two follow each other by chance too often.
-KEY_LENGTH = 3
+# Tokens that must agree for a place to be a candidate: a single one follows itself by chance too often.
+KEY_LENGTH = 2
 # Longest suffix compared: beyond it a longer match no longer says more about what follows.
 MAX_MATCH = 32
 # Candidates compared, newest first: bounds the work of a lookup.
@@ -23,7 +23,7 @@ MAX_CANDIDATES = 16
 # Stands between documents: no match and no continuation crosses it.
 SEPARATOR = -1
 
-_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, 64 bits: Fibonacci hashing
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)[:KEY_LENGTH]  # odd, 64 bits: Fibonacci hashing
 _MASK = 2**64 - 1
 
 
@@ -94,10 +94,10 @@ class TokenIndex:
         tail = list(recent[-MAX_MATCH:])
         end, oldest = self._num_tokens, self._oldest
         found: list[tuple[int, int]] = []
-        position = self._newest[self._hash(*tail[-KEY_LENGTH:])]
+        position = self._newest[self._hash(tail[-KEY_LENGTH:])]
         tail.reverse()
         for _ in range(2 * limit):  # some of a chain may be other tokens with the same hash
-            if position < oldest or len(found) == limit:
+            if position <= oldest or len(found) == limit:
                 break
             if position < end and self._at(position) != SEPARATOR:
                 length = self._agreement(tail, position, oldest)
@@ -125,9 +125,9 @@ class TokenIndex:
     def _at(self, position: int) -> int:
         return self._tokens[position if self._size is None else position & (self._size - 1)]
 
-    def _hash(self, first: int, second: int, third: int) -> int:
-        a, b, c = _MULTIPLIERS
-        return ((first * a + second * b + third * c) & _MASK) >> (64 - self._bits)
+    def _hash(self, key: Sequence[int]) -> int:
+        total = sum(token_id * multiplier for token_id, multiplier in zip(key, _MULTIPLIERS, strict=True))
+        return (total & _MASK) >> (64 - self._bits)
 
     def _agreement(self, reversed_tail: Sequence[int], position: int, oldest: int) -> int:
         """How many tokens before ``position`` agree with the newest ones, newest first."""
@@ -144,7 +144,7 @@ class TokenIndex:
         position = self._num_tokens
         earlier = -1
         if position >= KEY_LENGTH - 1:
-            head = self._hash(self._at(position - 2), self._at(position - 1), token_id)
+            head = self._hash([*(self._at(at) for at in range(position - KEY_LENGTH + 1, position)), token_id])
             earlier = self._newest[head]
             self._newest[head] = position + 1
         if self._size is None or position < self._size:
@@ -180,8 +180,8 @@ class TokenIndex:
             self._tokens, self._earlier, self._num_tokens = array("i"), array("q"), 0
         start = self._num_tokens
         self._tokens.frombytes(added.astype(np.int32).tobytes())
-        context = np.array(self._tokens[max(0, start - 2) :], dtype=np.int64)
-        self._chain(context, max(0, start - 2))
+        known = min(start, KEY_LENGTH - 1)
+        self._chain(np.array(self._tokens[start - known :], dtype=np.int64), start - known)
         self._num_tokens = start + len(added)
 
     def _chain(self, tokens: npt.NDArray[np.int64], start: int) -> None:
@@ -191,9 +191,10 @@ class TokenIndex:
         earlier = np.full(start + len(tokens) - num_known, -1, dtype=np.int64)
         if start + len(tokens) > first:
             unsigned = tokens.astype(np.uint64)
-            a, b, c = (np.uint64(multiplier) for multiplier in _MULTIPLIERS)
-            sums = unsigned[:-2] * a + unsigned[1:-1] * b + unsigned[2:] * c
-            hashes = (sums >> np.uint64(64 - self._bits)).astype(np.int64)[first - start - 2 :]
+            sums = np.zeros(len(tokens) - KEY_LENGTH + 1, dtype=np.uint64)
+            for offset, multiplier in enumerate(_MULTIPLIERS):
+                sums += unsigned[offset : offset + len(sums)] * np.uint64(multiplier)
+            hashes = (sums >> np.uint64(64 - self._bits)).astype(np.int64)[first - start - KEY_LENGTH + 1 :]
             positions = np.arange(first + 1, start + len(tokens) + 1)
             order = np.argsort(hashes, kind="stable")
             grouped, places = hashes[order], positions[order]

@@ -18,13 +18,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.request import Request
-from paceline.spec.index import KEY_LENGTH, MAX_MATCH, TokenIndex
+from paceline.spec.index import MAX_MATCH, TokenIndex
 from paceline.spec.proposer import Guess
 
 # How far ahead of the cursor a left-out stretch may end, in tokens.
 _LONGEST_DELETION = 64
 # Places of the prediction that are compared when the cursor is lost: the nearest one need not be the newest.
 _MAX_PLACES = 64
+# Tokens that must agree for a lost cursor to be found again: two stand together in too many places.
+_SHORTEST_FIND = 3
 # Going back further than this many tokens needs a match of _SURE tokens: an answer seldom returns.
 _SHORT_WAY_BACK, _SURE = 60, 8
 # A cursor lost for longer than this leaves the drafting to others.
@@ -193,9 +195,7 @@ class PredictionCursor:
         places = [
             (position, length)
             for position, length in places
-            if (position > at - _SHORT_WAY_BACK or length >= _SURE)
-            # What agrees only with tokens before the mismatch says nothing new.
-            and length > min(len(self._since), KEY_LENGTH - 1)
+            if (position > at - _SHORT_WAY_BACK or length >= _SURE) and length >= _SHORTEST_FIND
         ]
         if not places:
             return None

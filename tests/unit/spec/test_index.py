@@ -104,7 +104,8 @@ def test_growth_across_table_sizes_keeps_old_places() -> None:
     [
         ([], None),
         ([1, 2, 3], None),
-        ([1, 1, 1], None),
+        ([1, 1], None),
+        ([1, 1, 1], (2, 2)),
         ([1, 1, 1, 1], (3, 3)),
         ([1, 2, 3, 1, 2, 3], (3, 3)),
         ([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], (7, 3)),  # the newer of equals

@@ -72,7 +72,7 @@ def verify(
     """
     texts = _read_prompts(prompts)
     modes = [options.make_speculation("static", horizon, drafters) for horizon in _read_horizons(horizons)]
-    modes.append(options.make_speculation("dynamic", 8, drafters))
+    modes.append(options.make_speculation("dynamic", options.DEFAULT_SPECULATION.max_tokens, drafters))
     console = Console(stderr=True)
     with options.make_engine(
         model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,16 +27,19 @@ from paceline.loader.tokenizer import Tokenizer
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder
 from paceline.model.runner import ModelRunner
-from paceline.spec.chain import ProposerChain
+from paceline.spec.corpus import read_corpus
 from paceline.spec.draft_model import DraftModelProposer
-from paceline.spec.prediction import PredictionProposer
-from paceline.spec.proposer import Proposer
-from paceline.spec.suffix import SuffixProposer
+from paceline.spec.ladder import Ladder
+from paceline.spec.prediction import PredictionLookup
+from paceline.spec.proposer import Lookup, Proposer
+from paceline.spec.suffix import CorpusLookup, SuffixLookup
 from paceline.spec.verifier import Verifier
 
 # Without a budget of its own the KV cache takes room for this many full contexts, or this share of memory if less.
 _DEFAULT_CONTEXTS = 4
 _MEMORY_SHARE = 0.25
+# Tokens of earlier answers that drafts are looked up in: some 5 MB.
+_ANSWER_TOKENS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +67,16 @@ class AssembledEngine:
     info: EngineInfo
 
 
-def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) -> AssembledEngine:
+def assemble(
+    model: str | Path, draft: str | Path | None, config: EngineConfig, corpus: Sequence[str | Path] = ()
+) -> AssembledEngine:
     """Load everything and connect it.
 
     Raises:
         ModelNotFoundError, ModelFormatError, ChecksumError: the model or the draft cannot be loaded.
         DraftMismatchError: the draft speaks another vocabulary.
         BackendUnavailableError: the backend, device or dtype is not there.
+        InvalidParameterError: a path of the corpus does not exist.
         CacheCapacityError: the memory budget does not hold one context of the length asked for.
     """
     _set_threads(config)
@@ -91,7 +98,7 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
 
     cache = KVCacheManager(num_blocks, block_size, enable_prefix_cache=config.cache.enable_prefix_cache)
     runner = _make_runner(target, backend, num_blocks, block_size, max_model_len)
-    proposers: list[Proposer] = [PredictionProposer(), SuffixProposer()]
+    proposers: list[Proposer] = []
     if drafter is not None and trained is not None:
         draft_context = min(drafter.config.context_length, max_model_len)
         proposers.append(
@@ -104,12 +111,18 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
                 vocabulary=trained.vocabulary,
             )
         )
-    chain = ProposerChain(proposers)
+    repository = read_corpus(corpus, target.tokenizer) if corpus else None
+    lookups: list[Lookup] = [
+        PredictionLookup(target.tokenizer),
+        SuffixLookup(),
+        CorpusLookup(_ANSWER_TOKENS, repository),
+    ]
+    ladder = Ladder(lookups, proposers)
     core = EngineCore(
         scheduler=Scheduler(config.scheduler, cache),
         cache=cache,
         runner=runner,
-        proposer=chain,
+        ladder=ladder,
         verifier=Verifier(vocab_limit=target.tokenizer.vocab_size),
         block_size=block_size,
         num_blocks=num_blocks,
@@ -124,7 +137,7 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
         block_size=block_size,
         num_blocks=num_blocks,
         kv_bytes=num_blocks * bytes_per_block,
-        drafters=tuple(chain.sources),
+        drafters=tuple(ladder.sources),
     )
     return AssembledEngine(core, target.tokenizer, info)
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help run test test-all bench-quick lint format types contracts docs lock clean
+.PHONY: help run test test-all sanitize bench-quick lint format types contracts docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -17,6 +17,9 @@ test: $(INSTALLED) ## the quick tests (under 6 minutes on two cores)
 
 test-all: $(INSTALLED) ## every test, the long ones included
 	$(BIN)/pytest -m "long or not long"
+
+sanitize: $(INSTALLED) ## the kernels' tests under AddressSanitizer and UBSan (builds for minutes, needs gcc)
+	$(BIN)/python tests/sanitized.py
 
 bench-quick: $(INSTALLED) ## a handful of benchmark tasks through three arms, and a report in bench/
 	$(BIN)/paceline bench --quick --out bench/quick --json bench/quick/bench.json

@@ -10,6 +10,8 @@ namespace {
 // A sequence with at most this many new tokens has its context split over the threads; longer ones have work enough.
 constexpr int kSplitTokens = 32;
 
+constexpr int kStagesPerLayer = 10;  // two norms, four products, rotation, attention, its merging, the gate
+
 }  // namespace
 
 float* Scratch::floats(size_t count) {
@@ -27,15 +29,14 @@ Rows rows_for(const Weight& weight, int num_rows, Scratch& scratch) {
   return rows;
 }
 
-AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv, int num_layers)
+AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv)
     : batch_(batch),
       num_heads_(num_heads),
       num_kv_heads_(kv.num_heads),
       head_dim_(kv.head_dim),
       width_(kv.width),
       group_(num_heads / kv.num_heads),
-      first_unit_(batch.num_tokens),
-      next_task_(num_layers) {
+      first_unit_(batch.num_tokens) {
   const int tokens_per_unit = std::max(1, kMaxQueries / group_);
   int slot = 0;
   for (int s = 0; s < static_cast<int>(batch.sequences.size()); ++s) {
@@ -60,11 +61,11 @@ AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv, in
   accumulators_.resize(static_cast<size_t>(slot) * kMaxQueries * width_);
 }
 
-void AttentionPlan::attend(const Kernels& kernels, int layer, const KV& kv, const float* q, int64_t stride,
+void AttentionPlan::attend(const Kernels& kernels, Stage& stage, const KV& kv, const float* q, int64_t stride,
                            int window) {
   std::vector<Partial> next(kMaxQueries);
   std::vector<float> next_accumulators(static_cast<size_t>(kMaxQueries) * width_);
-  for (int index; (index = next_task_[layer].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks_.size());) {
+  stage.share(static_cast<int>(tasks_.size()), [&](int index) {
     const Task& task = tasks_[index];
     const Unit& unit = units_[task.unit];
     const Sequence& sequence = batch_.sequences[unit.sequence];
@@ -80,7 +81,7 @@ void AttentionPlan::attend(const Kernels& kernels, int layer, const KV& kv, cons
       for (int r = 0; !is_first && r < unit.num_tokens * group_; ++r)
         kernels.fold(partials + r, accumulators + r * width_, next[r], next_accumulators.data() + r * width_, width_);
     }
-  }
+  });
 }
 
 void AttentionPlan::merge_row(const Kernels& kernels, int row, int first, int last, float* out) {
@@ -118,81 +119,74 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
   for (const Layer& layer : layers_)
     for (const LinearLayer* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
       rows_for(*linear->weight, num_rows, rows_);
-  std::vector<std::atomic<int>> next_panel(4 * layers_.size());  // of each product
-  AttentionPlan plan(batch, shape_.num_heads, store.layer(0), static_cast<int>(layers_.size()));
+  std::vector<Stage> stages(kStagesPerLayer * layers_.size() + 2);
+  AttentionPlan plan(batch, shape_.num_heads, store.layer(0));
+  const int num_threads = threads.count();
 
-  threads.run([&](int index, int count) {
-    const Part rows = part_of(num_rows, index, count);
+  threads.run([&] {
     std::vector<float> row_values(std::max({hidden_size, q_size, inner}));  // of the row at hand
     float* const values = row_values.data();
-    int product = 0;  // of this pass
+    Stage* stage = stages.data();  // the next one; every thread goes through all
     auto multiply = [&](const LinearLayer& linear, const Rows& input, float* out, int64_t stride, bool accumulate) {
       const Panels& panels = linear.weight->panels();
       const Output output{out, stride, linear.bias.empty() ? nullptr : linear.bias.data(), accumulate};
-      take_parts(next_panel[product++], panels.num_panels(), count, [&](int first, int last) {
+      share_ranges(*stage++, panels.num_panels(), num_threads, [&](int first, int last) {
         kernels.linear(panels, first, last, input, num_rows, output);
       });
-      threads.barrier();
     };
     auto norm_rows = [&](const std::vector<float>& weight, const Rows& normed) {
-      share_rows(num_rows, normed.num_groups, index, count, [&](int row, int first, int last) {
+      share_rows(*stage++, num_rows, normed.num_groups, num_threads, [&](int row, int first, int last) {
         kernels.rms_norm(hidden + static_cast<int64_t>(row) * hidden_size, weight.data(), hidden_size,
                          shape_.rms_norm_eps, values);
         kernels.prepare_row(values, hidden_size, normed, row, first, last);
       });
-      threads.barrier();
+    };
+    auto rotate_and_write = [&](const Layer& layer, const KV& kv, int row, int head) {
+      const int num_queries = shape_.num_heads, num_keys = shape_.num_kv_heads;
+      const int64_t angle = batch.positions[row] * head_dim, slot = batch.slots[row];
+      float* x = qkv + static_cast<int64_t>(row) * qkv_size + head * head_dim;
+      if (head >= num_queries + num_keys) return kernels.write_value(kv, slot, head - num_queries - num_keys, x);
+      const std::vector<float>& norm = head < num_queries ? layer.q_norm : layer.k_norm;
+      if (!norm.empty()) kernels.rms_norm(x, norm.data(), head_dim, shape_.rms_norm_eps, x);
+      kernels.rope(x, cos_.data() + angle, sin_.data() + angle, head_dim);
+      if (head >= num_queries) kernels.write_key(kv, slot, head - num_queries, x);
     };
     // Shared by heads: slots side by side lie in the same cache lines, those of two heads never do.
-    auto rotate_and_write = [&](const Layer& layer, const KV& kv) {
-      const int num_queries = shape_.num_heads, num_keys = shape_.num_kv_heads, num_heads = num_queries + 2 * num_keys;
-      for (int row = 0; row < num_rows; ++row) {
-        const int64_t angle = batch.positions[row] * head_dim, slot = batch.slots[row];
-        const int shift = row / kRowTile * num_heads;
-        for (int head = (index + count - shift % count) % count; head < num_heads; head += count) {
-          float* x = qkv + static_cast<int64_t>(row) * qkv_size + head * head_dim;
-          if (head >= num_queries + num_keys) {
-            kernels.write_value(kv, slot, head - num_queries - num_keys, x);
-            continue;
-          }
-          const std::vector<float>& norm = head < num_queries ? layer.q_norm : layer.k_norm;
-          if (!norm.empty()) kernels.rms_norm(x, norm.data(), head_dim, shape_.rms_norm_eps, x);
-          kernels.rope(x, cos_.data() + angle, sin_.data() + angle, head_dim);
-          if (head >= num_queries) kernels.write_key(kv, slot, head - num_queries, x);
-        }
-      }
-      threads.barrier();
+    auto rotate_and_write_rows = [&](const Layer& layer, const KV& kv) {
+      share_ranges(*stage++, shape_.num_heads + 2 * shape_.num_kv_heads, num_threads, [&](int first, int last) {
+        for (int row = 0; row < num_rows; ++row)
+          for (int head = first; head < last; ++head) rotate_and_write(layer, kv, row, head);
+      });
     };
     auto merge_rows = [&](const Rows& attended) {
-      share_rows(num_rows, attended.num_groups, index, count, [&](int row, int first, int last) {
+      share_rows(*stage++, num_rows, attended.num_groups, num_threads, [&](int row, int first, int last) {
         const int last_head = std::min(shape_.num_heads, (last * kGroup + head_dim - 1) / head_dim);
         plan.merge_row(kernels, row, first * kGroup / head_dim, last_head, values);
         kernels.prepare_row(values, q_size, attended, row, first, last);
       });
-      threads.barrier();
     };
     auto gate_rows = [&](const Rows& gated) {
-      share_rows(num_rows, gated.num_groups, index, count, [&](int row, int first, int last) {
+      share_rows(*stage++, num_rows, gated.num_groups, num_threads, [&](int row, int first, int last) {
         const float* gate = gate_up + static_cast<int64_t>(row) * 2 * inner;
         const int start = first * kGroup, end = std::min(inner, last * kGroup);
         kernels.silu_gate(gate + start, gate + inner + start, end - start, values + start);
         kernels.prepare_row(values, inner, gated, row, first, last);
       });
-      threads.barrier();
     };
 
-    for (int row = rows.first; row < rows.last; ++row)
-      kernels.unpack_row(embedding_->panels(), static_cast<int>(token_ids[row]),
-                         hidden + static_cast<int64_t>(row) * hidden_size);
-    threads.barrier();
+    share_ranges(*stage++, num_rows, num_threads, [&](int first, int last) {
+      for (int row = first; row < last; ++row)
+        kernels.unpack_row(embedding_->panels(), static_cast<int>(token_ids[row]),
+                           hidden + static_cast<int64_t>(row) * hidden_size);
+    });
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
       const Layer& layer = layers_[l];
       const KV kv = store.layer(l);
       const Rows normed = rows_for(*layer.qkv.weight, num_rows, rows_);
       norm_rows(layer.attention_norm, normed);
       multiply(layer.qkv, normed, qkv, qkv_size, false);
-      rotate_and_write(layer, kv);
-      plan.attend(kernels, l, kv, qkv, qkv_size, layer.window);
-      threads.barrier();
+      rotate_and_write_rows(layer, kv);
+      plan.attend(kernels, *stage++, kv, qkv, qkv_size, layer.window);
       const Rows attended = rows_for(*layer.output.weight, num_rows, rows_);
       merge_rows(attended);
       multiply(layer.output, attended, hidden, hidden_size, true);
@@ -203,10 +197,12 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
       gate_rows(gated);
       multiply(layer.down, gated, hidden, hidden_size, true);
     }
-    for (int row = rows.first; row < rows.last; ++row) {
-      float* x = hidden + static_cast<int64_t>(row) * hidden_size;
-      kernels.rms_norm(x, norm_.data(), hidden_size, shape_.rms_norm_eps, x);
-    }
+    share_ranges(*stage++, num_rows, num_threads, [&](int first, int last) {
+      for (int row = first; row < last; ++row) {
+        float* x = hidden + static_cast<int64_t>(row) * hidden_size;
+        kernels.rms_norm(x, norm_.data(), hidden_size, shape_.rms_norm_eps, x);
+      }
+    });
   });
 }
 
@@ -226,11 +222,13 @@ int64_t Decoder::read_weights(const Kernels& kernels, Threads& threads) const {
       weights.push_back(linear->weight.get());
   weights.push_back(embedding_.get());
   std::atomic<uint64_t> mixed{0};  // kept, so that no compiler finds the reading useless
-  threads.run([&](int index, int count) {
-    for (const Weight* weight : weights) {
-      const Part part = part_of(weight->panels().num_panels(), index, count);
-      const int64_t bytes = weight->panels().panel_bytes();
-      mixed ^= kernels.read(weight->panels().data + part.first * bytes, (part.last - part.first) * bytes);
+  std::vector<Stage> stages(weights.size());
+  threads.run([&] {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const int64_t bytes = weights[i]->panels().panel_bytes();
+      share_ranges(stages[i], weights[i]->panels().num_panels(), threads.count(), [&](int first, int last) {
+        mixed ^= kernels.read(weights[i]->panels().data + first * bytes, (last - first) * bytes);
+      });
     }
   });
   int64_t total = 0;

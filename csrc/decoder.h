@@ -55,29 +55,27 @@ class Scratch {
 // Prepared rows of what `weight` multiplies, in scratch memory.
 Rows rows_for(const Weight& weight, int num_rows, Scratch& scratch);
 
-// Calls body(row, first, last) for what thread `index` of `count` does of num_rows rows with `num_groups` groups of inputs:
-// whole tiles of 16 rows as far as they go round, and of the tile between two threads a part of every row's groups. So no
-// two threads write to one cache line, and sixteen rows or fewer keep all threads busy.
+// Calls body(row, first, last) for num_rows rows with `num_groups` groups of inputs. A part is a tile of 16 rows, or, where
+// tiles are too few to go round, a range of the groups of its rows: no two parts write to one cache line.
 template <typename Body>
-void share_rows(int num_rows, int num_groups, int index, int count, Body body) {
+void share_rows(Stage& stage, int num_rows, int num_groups, int num_threads, Body body) {
   const int num_tiles = (num_rows + kRowTile - 1) / kRowTile;
-  const int first = num_tiles * index, last = first + num_tiles;  // of num_tiles * count parts
-  for (int tile = first / count; tile * count < last; ++tile) {
-    const int first_part = std::max(first - tile * count, 0), last_part = std::min(last - tile * count, count);
-    const int first_group = num_groups * first_part / count, last_group = num_groups * last_part / count;
-    if (first_group == last_group) continue;
+  const int num_ranges = num_tiles < 4 * num_threads ? std::min(num_threads, num_groups) : 1;
+  stage.share(num_tiles * num_ranges, [&](int part) {
+    const int tile = part / num_ranges;
+    const Part groups = part_of(num_groups, part % num_ranges, num_ranges);
     for (int row = tile * kRowTile; row < std::min(num_rows, (tile + 1) * kRowTile); ++row)
-      body(row, first_group, last_group);
-  }
+      body(row, groups.first, groups.last);
+  });
 }
 
 // Attention over a batch, divided into tasks that any thread may take: the division never changes a bit.
 class AttentionPlan {
  public:
-  AttentionPlan(const Batch& batch, int num_heads, const KV& kv, int num_layers);
+  AttentionPlan(const Batch& batch, int num_heads, const KV& kv);
 
-  // Done by all threads, with a barrier between the two: scores and weighted values, then each row's result.
-  void attend(const Kernels& kernels, int layer, const KV& kv, const float* q, int64_t stride, int window);
+  // Shared by threads, the one after the other: scores and weighted values, then each row's result.
+  void attend(const Kernels& kernels, Stage& stage, const KV& kv, const float* q, int64_t stride, int window);
   // Heads [first, last) of a row; out [heads, head_dim] is the whole row.
   void merge_row(const Kernels& kernels, int row, int first, int last, float* out);
 
@@ -95,7 +93,6 @@ class AttentionPlan {
   std::vector<int> first_unit_;  // per row of the batch, its unit for K/V head 0
   std::vector<Partial> partials_;
   std::vector<float> accumulators_;
-  std::vector<std::atomic<int>> next_task_;  // per layer
 };
 
 class Decoder {

@@ -51,14 +51,18 @@ struct Output {
   bool accumulate;    // add to what is there (the residual stream)
 };
 
-// The K/V of one layer: tiles of 16 slots, per tile keys [heads][width / 2][16][2] and values [heads][8][width][2] in
-// bf16. The width is the head size rounded up to 32; what lies beyond the head is zero.
+// The K/V of one layer: tiles of 16 slots, per tile keys [heads][width / 2][16][2] and values [heads][8][width][2], in
+// bf16 or as signed bytes with a scale for each slot and head [heads][16]. The width is the head size rounded up to 32;
+// what lies beyond the head is zero.
 struct KV {
-  uint16_t* keys;
-  uint16_t* values;
+  uint8_t* keys;
+  uint8_t* values;
+  float* key_scales;  // null for bf16
+  float* value_scales;
   int num_heads;
   int head_dim;
   int width;
+  bool is_int8() const { return key_scales != nullptr; }
 };
 
 // One sequence's share of a batch; see SequenceSlice in paceline/backends/metadata.py.

@@ -211,59 +211,120 @@ void rope(float* head, const float* cos, const float* sin, int head_dim) {
   }
 }
 
+// Numbers of one head in a tile, and where those of a slot's key or value lie among them.
 inline int64_t tile_size(const KV& kv) { return static_cast<int64_t>(kTile) * kv.width; }
-inline int64_t tile_offset(const KV& kv, int64_t tile, int head) { return (tile * kv.num_heads + head) * tile_size(kv); }
+inline int64_t find_head(const KV& kv, int64_t slot, int head) { return slot / kTile * kv.num_heads + head; }
+inline int key_place(int lane, int d) { return (d / 2) * 2 * kTile + 2 * lane + d % 2; }
+inline int value_place(int lane, int d, int width) { return (lane / 2) * 2 * width + 2 * d + lane % 2; }
 
 // The store holds finite numbers only: what a broken request leaves behind is multiplied by 0 in the next owner's
 // attention, and 0 * NaN would be NaN.
-inline uint16_t to_finite_bf16(float x) {
-  constexpr float kLargest = 3.38953139e38f;
-  if (x != x) return 0;
-  return to_bf16(x > kLargest ? kLargest : x < -kLargest ? -kLargest : x);
+inline float finite(float x) {
+  constexpr float kLargest = 3.38953139e38f;  // as a bf16
+  if (x != x) return 0.0f;
+  return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+}
+
+// Puts x [head_dim] into the tile, in bf16 or as codes -127 to 127 times a scale.
+template <typename Place>
+inline void write_head(const KV& kv, uint8_t* numbers, float* scales, int64_t slot, int head, const float* x,
+                       Place place) {
+  const int64_t at = find_head(kv, slot, head);
+  if (!kv.is_int8()) {
+    uint16_t* out = reinterpret_cast<uint16_t*>(numbers) + at * tile_size(kv);
+    for (int d = 0; d < kv.head_dim; ++d) out[place(d)] = to_bf16(finite(x[d]));
+    return;
+  }
+  float largest = 0.0f;
+  for (int d = 0; d < kv.head_dim; ++d) {
+    const float magnitude = __builtin_fabsf(finite(x[d]));
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  if (largest < 1e-30f) largest = 0.0f;  // its inverse would overflow
+  scales[at * kTile + slot % kTile] = largest / 127.0f;
+  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  int8_t* out = reinterpret_cast<int8_t*>(numbers) + at * tile_size(kv);
+  for (int d = 0; d < kv.head_dim; ++d) {
+    const float nearest = (finite(x[d]) * inverse + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: ties to even
+    out[place(d)] = static_cast<int8_t>(nearest);
+  }
 }
 
 void write_key(const KV& kv, int64_t slot, int head, const float* k) {
-  uint16_t* keys = kv.keys + tile_offset(kv, slot / kTile, head) + 2 * (slot % kTile);
-  for (int d = 0; d < kv.head_dim; ++d) keys[(d / 2) * 2 * kTile + d % 2] = to_finite_bf16(k[d]);
+  const int lane = static_cast<int>(slot % kTile);
+  write_head(kv, kv.keys, kv.key_scales, slot, head, k, [=](int d) { return key_place(lane, d); });
 }
 
 void write_value(const KV& kv, int64_t slot, int head, const float* v) {
-  const int lane = static_cast<int>(slot % kTile);
-  uint16_t* values = kv.values + tile_offset(kv, slot / kTile, head) + (lane / 2) * 2 * kv.width + lane % 2;
-  for (int d = 0; d < kv.head_dim; ++d) values[2 * d] = to_finite_bf16(v[d]);
+  const int lane = static_cast<int>(slot % kTile), width = kv.width;
+  write_head(kv, kv.values, kv.value_scales, slot, head, v, [=](int d) { return value_place(lane, d, width); });
 }
 
-// Where a tile of 16 positions lies: in place where blocks are whole tiles, else gathered lane by lane into scratch.
+// A code is a whole number below 2^8, so that bf16 holds it.
+inline uint16_t code_to_bf16(int8_t code) {
+  const float value = static_cast<float>(code);
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+inline uint16_t number_at(const uint8_t* numbers, int64_t i, bool is_int8) {
+  return is_int8 ? code_to_bf16(reinterpret_cast<const int8_t*>(numbers)[i])
+                 : reinterpret_cast<const uint16_t*>(numbers)[i];
+}
+
+// What attention reads of 16 positions of a head: numbers in bf16, and their scales where they are codes.
 struct Tile {
   const uint16_t* keys;
   const uint16_t* values;
 };
+struct Scales {
+  alignas(64) float keys[kChunk];
+  alignas(64) float values[kChunk];
+};
 
-inline Tile find_tile(const KV& kv, int kv_head, const Sequence& sequence, int block_size, int position,
-                      uint16_t* scratch) {
-  if (block_size % kTile == 0) {
-    const int64_t slot = static_cast<int64_t>(sequence.block_ids[position / block_size]) * block_size + position % block_size;
-    const int64_t offset = tile_offset(kv, slot / kTile, kv_head);
-    return {kv.keys + offset, kv.values + offset};
+// A tile that lies together in the store: read in place, or widened into scratch.
+inline Tile whole_tile(const KV& kv, int64_t at, uint16_t* scratch, float* key_scales, float* value_scales) {
+  const int64_t size = tile_size(kv);
+  if (!kv.is_int8()) {
+    const Tile tile{reinterpret_cast<const uint16_t*>(kv.keys) + at * size,
+                    reinterpret_cast<const uint16_t*>(kv.values) + at * size};
+    prefetch(tile.keys, 2 * size);
+    return tile;
   }
+  const int8_t* keys = reinterpret_cast<const int8_t*>(kv.keys) + at * size;
+  const int8_t* values = reinterpret_cast<const int8_t*>(kv.values) + at * size;
+  for (int64_t i = 0; i < size; ++i) scratch[i] = code_to_bf16(keys[i]);
+  for (int64_t i = 0; i < size; ++i) scratch[size + i] = code_to_bf16(values[i]);
+  __builtin_memcpy(key_scales, kv.key_scales + at * kTile, kTile * sizeof(float));
+  __builtin_memcpy(value_scales, kv.value_scales + at * kTile, kTile * sizeof(float));
+  return {scratch, scratch + size};
+}
+
+// The tile of 16 positions from `position` on: whole where blocks are whole tiles, else gathered slot by slot.
+inline Tile find_tile(const KV& kv, int kv_head, const Sequence& sequence, int block_size, int position,
+                      uint16_t* scratch, float* key_scales, float* value_scales) {
+  const auto slot_of = [&](int p) {
+    return static_cast<int64_t>(sequence.block_ids[p / block_size]) * block_size + p % block_size;
+  };
+  if (block_size % kTile == 0)
+    return whole_tile(kv, find_head(kv, slot_of(position), kv_head), scratch, key_scales, value_scales);
   const int width = kv.width;
-  uint16_t* keys = scratch;
   uint16_t* values = scratch + tile_size(kv);
   for (int lane = 0; lane < kTile; ++lane) {
-    const int p = position + lane;
-    int64_t slot = 0;
-    const bool is_filled = p < sequence.kv_len;
-    if (is_filled) slot = static_cast<int64_t>(sequence.block_ids[p / block_size]) * block_size + p % block_size;
-    const int64_t offset = tile_offset(kv, slot / kTile, kv_head);
+    const bool is_filled = position + lane < sequence.kv_len;
+    const int64_t slot = is_filled ? slot_of(position + lane) : 0;
+    const int64_t at = find_head(kv, slot, kv_head), first = at * tile_size(kv);
     const int from = static_cast<int>(slot % kTile);
     for (int d = 0; d < width; ++d) {
-      keys[(d / 2) * 2 * kTile + 2 * lane + d % 2] =
-          is_filled ? kv.keys[offset + (d / 2) * 2 * kTile + 2 * from + d % 2] : 0;
-      values[(lane / 2) * 2 * width + 2 * d + lane % 2] =
-          is_filled ? kv.values[offset + (from / 2) * 2 * width + 2 * d + from % 2] : 0;
+      scratch[key_place(lane, d)] = is_filled ? number_at(kv.keys, first + key_place(from, d), kv.is_int8()) : 0;
+      values[value_place(lane, d, width)] =
+          is_filled ? number_at(kv.values, first + value_place(from, d, width), kv.is_int8()) : 0;
     }
+    if (!kv.is_int8()) continue;
+    key_scales[lane] = is_filled ? kv.key_scales[at * kTile + from] : 0.0f;
+    value_scales[lane] = is_filled ? kv.value_scales[at * kTile + from] : 0.0f;
   }
-  return {keys, values};
+  return {scratch, values};
 }
 
 // Scores of R query rows against the 16 keys of a tile; q [R, kMaxHeadDim] is scaled already.
@@ -337,8 +398,11 @@ inline void weigh(const Tile* tiles, int num_tiles, const Operand* probs, int nu
 }
 #endif
 
-// Turns the scores of one row into e^(score - maximum); positions outside [begin, end) of the chunk become 0.
-inline Partial soften(float* scores, int begin, int end, int width, Operand* probs) {
+// Turns the scores of one row into e^(score - maximum), times the values' scales if there are any; positions outside
+// [begin, end) of the chunk become 0. Where values are codes, scores lack the scales of the keys.
+inline Partial soften(float* scores, const Scales* scales, int begin, int end, int width, Operand* probs) {
+  if (scales != nullptr)
+    for (int i = 0; i < width; i += kLanes) store(scores + i, mul(load(scores + i), load(scales->keys + i)));
   for (int i = 0; i < begin; ++i) scores[i] = -1e30f;
   for (int i = end; i < width; ++i) scores[i] = -1e30f;
   F largest = broadcast(-1e30f);
@@ -346,9 +410,14 @@ inline Partial soften(float* scores, int begin, int end, int width, Operand* pro
   const float maximum = max_lanes(largest);
   F sum = broadcast(0.0f);
   for (int i = 0; i < width; i += kLanes) {
-    const F p = rounded(exp_lanes(sub(load(scores + i), broadcast(maximum))));
-    store_operand(probs + i, p);
-    sum = add(sum, p);
+    const F p = exp_lanes(sub(load(scores + i), broadcast(maximum)));
+    if (scales == nullptr) {
+      store_operand(probs + i, rounded(p));
+      sum = add(sum, rounded(p));
+    } else {
+      store_operand(probs + i, rounded(mul(p, load(scales->values + i))));
+      sum = add(sum, p);
+    }
   }
   return {maximum, sum_lanes(sum)};
 }
@@ -360,6 +429,7 @@ void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block
   alignas(64) Operand probs[kMaxQueries * kChunk];
   alignas(64) static thread_local uint16_t gathered[kChunk / kTile * 2 * kTile * kMaxHeadDim];
   Tile tiles[kChunk / kTile];
+  Scales scales;
   const int head_dim = kv.head_dim, width = kv.width, start = chunk * kChunk;
   const int last_position = queries.first_position + queries.num_tokens - 1;
   const int end = last_position + 1 < start + kChunk ? last_position + 1 : start + kChunk;
@@ -370,11 +440,10 @@ void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block
     for (int r = 0; r < num_rows; ++r) partials[r] = {-1e30f, 0.0f};
     return;
   }
-  const int64_t tile_bytes = 2 * tile_size(kv);
-  for (int t = 0; t < num_tiles; ++t) {
-    tiles[t] = find_tile(kv, kv_head, sequence, block_size, start + t * kTile, gathered + t * tile_bytes);
-    prefetch(tiles[t].keys, tile_bytes);
-  }
+  const int64_t tile_bytes = 2 * tile_size(kv);  // of keys or values
+  for (int t = 0; t < num_tiles; ++t)
+    tiles[t] = find_tile(kv, kv_head, sequence, block_size, start + t * kTile, gathered + t * tile_bytes,
+                         scales.keys + t * kTile, scales.values + t * kTile);
   const F scale = broadcast(1.0f / __builtin_sqrtf(static_cast<float>(head_dim)));
   for (int r = 0; r < num_rows; ++r) {
     const float* from = queries.q + (r / queries.group) * queries.token_stride + (r % queries.group) * head_dim;
@@ -396,7 +465,8 @@ void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block
       partials[r] = {-1e30f, 0.0f};
       for (int i = 0; i < positions; ++i) probs[r * kChunk + i] = 0;
     } else {
-      partials[r] = soften(scores + r * kChunk, row_begin, row_end, positions, probs + r * kChunk);
+      partials[r] = soften(scores + r * kChunk, kv.is_int8() ? &scales : nullptr, row_begin, row_end, positions,
+                           probs + r * kChunk);
     }
   }
   weigh(tiles, num_tiles, probs, num_rows, width, accumulators);

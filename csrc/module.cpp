@@ -107,15 +107,14 @@ class Runtime {
     require(biases.empty() || static_cast<int>(biases.size()) == panels.num_outputs, "bias has another length");
     Scratch scratch;
     const Rows rows = rows_for(weight, num_rows, scratch);
-    std::atomic<int> next_panel{0};
+    Stage preparing, multiplying;
     const nb::gil_scoped_release release;
-    threads_.run([&](int index, int count) {
-      share_rows(num_rows, panels.num_groups, index, count, [&](int row, int first, int last) {
+    threads_.run([&] {
+      share_rows(preparing, num_rows, panels.num_groups, threads_.count(), [&](int row, int first, int last) {
         kernels_->prepare_row(x.data() + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row,
                               first, last);
       });
-      threads_.barrier();
-      take_parts(next_panel, panels.num_panels(), count, [&](int first, int last) {
+      share_ranges(multiplying, panels.num_panels(), threads_.count(), [&](int first, int last) {
         kernels_->linear(panels, first, last, rows, num_rows,
                          {out.data(), panels.num_outputs, biases.empty() ? nullptr : biases.data(), false});
       });
@@ -186,15 +185,16 @@ class Runtime {
     require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) * q.shape(2), "out has another shape");
     require_heads(num_heads, static_cast<int>(q.shape(2)), store.layer(layer));
     const KV kv = store.layer(layer);
-    AttentionPlan plan(batch, num_heads, kv, 1);
+    AttentionPlan plan(batch, num_heads, kv);
+    Stage attending, merging;
     const nb::gil_scoped_release release;
-    threads_.run([&](int index, int count) {
+    threads_.run([&] {
       const int64_t width = static_cast<int64_t>(num_heads) * kv.head_dim;
-      plan.attend(*kernels_, 0, kv, q.data(), width, window);
-      threads_.barrier();
-      const Part rows = part_of(batch.num_tokens, index, count);
-      for (int row = rows.first; row < rows.last; ++row)
-        plan.merge_row(*kernels_, row, 0, num_heads, out.data() + row * width);
+      plan.attend(*kernels_, attending, kv, q.data(), width, window);
+      share_ranges(merging, batch.num_tokens, threads_.count(), [&](int first, int last) {
+        for (int row = first; row < last; ++row)
+          plan.merge_row(*kernels_, row, 0, num_heads, out.data() + row * width);
+      });
     });
   }
 
@@ -265,7 +265,8 @@ NB_MODULE(_kernels, m) {
       });
 
   nb::class_<KVStore>(m, "KVStore")
-      .def(nb::init<int, int64_t, int, int>(), "num_layers"_a, "num_slots"_a, "num_heads"_a, "head_dim"_a);
+      .def(nb::init<int, int64_t, int, int, int>(), "num_layers"_a, "num_slots"_a, "num_heads"_a, "head_dim"_a,
+           "bits"_a);
 
   nb::class_<LinearLayer>(m, "LinearLayer")
       .def("__init__", [](LinearLayer* self, std::shared_ptr<const Weight> weight, const nb::object& bias) {

@@ -186,11 +186,19 @@ inline F min(const F& a, const F& b) { F r; EACH(r.v[i] = a.v[i] < b.v[i] ? a.v[
 inline F abs(const F& a) { F r; EACH(r.v[i] = __builtin_fabsf(a.v[i])) }
 inline F to_float(const I& a) { F r; EACH(r.v[i] = static_cast<float>(a.v[i])) }
 inline I round(const F& a) {
-  // Adding and taking away 1.5 * 2^23 rounds to nearest, ties to even, for all values that occur here.
+  // Adding and taking away 1.5 * 2^23 rounds to nearest, ties to even, for all values that occur here. What is none of
+  // them (a broken model's NaN) becomes the smallest number, as it does in the vector units.
   I r;
-  EACH(r.v[i] = static_cast<int32_t>((a.v[i] + 12582912.0f) - 12582912.0f))
+  for (int i = 0; i < kLanes; ++i) {
+    const float nearest = (a.v[i] + 12582912.0f) - 12582912.0f;
+    r.v[i] = nearest > -2e9f && nearest < 2e9f ? static_cast<int32_t>(nearest) : INT32_MIN;
+  }
+  return r;
 }
-inline I add(const I& a, const I& b) { I r; EACH(r.v[i] = a.v[i] + b.v[i]) }
+inline I add(const I& a, const I& b) {  // wraps, as in the vector units
+  I r;
+  EACH(r.v[i] = static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i])))
+}
 inline I broadcast_int(int x) { I r; EACH(r.v[i] = x) }
 inline F shift_exponent(const I& a) {
   F r;

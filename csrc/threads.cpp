@@ -12,11 +12,7 @@ namespace {
 
 constexpr int kSpins = 2000;  // some 50 us: longer than a gap between two products, shorter than one between passes
 
-inline void pause_briefly() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
+constexpr int kShut = 1 << 30;
 
 // Each thread has its own rounding and denormal mode; torch may have changed the caller's.
 class DefaultFloatMode {
@@ -32,8 +28,18 @@ class DefaultFloatMode {
 
 }  // namespace
 
-Threads::Threads(int count) : owner_(getpid()) {
-  for (int index = 1; index < count; ++index) workers_.emplace_back([this, index] { work(index); });
+void relax(int num_steps) {
+  if (num_steps >= kSpins) {
+    sched_yield();  // somebody else has the other core
+    return;
+  }
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+Threads::Threads(int count) : owner_(getpid()), door_(kShut) {
+  for (int index = 1; index < count; ++index) workers_.emplace_back([this] { work(); });
 }
 
 Threads::~Threads() {
@@ -48,47 +54,35 @@ Threads::~Threads() {
   for (auto& worker : workers_) worker.join();
 }
 
-void Threads::run(const std::function<void(int, int)>& body) {
+void Threads::run(const std::function<void()>& body) {
   const std::lock_guard<std::mutex> lock(one_caller_);
   const DefaultFloatMode mode;
-  running_ = getpid() == owner_ ? count() : 1;
-  if (running_ == 1) {
-    body(0, 1);
+  if (workers_.empty() || getpid() != owner_) {
+    body();
     return;
   }
   body_ = &body;
+  door_.fetch_and(~kShut, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
-  body(0, running_);
-  barrier();
+  body();
+  door_.fetch_or(kShut, std::memory_order_relaxed);
+  wait_until([&] { return door_.load(std::memory_order_acquire) == kShut; });
 }
 
-void Threads::barrier() {
-  if (running_ == 1) return;
-  const uint32_t phase = phase_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == running_) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
-    return;
-  }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-    if (spins < kSpins)
-      pause_briefly();
-    else
-      sched_yield();  // somebody else has the other core
-  }
-}
-
-void Threads::work(int index) {
+void Threads::work() {
   uint32_t seen = 0;
   while (true) {
-    for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) pause_briefly();
+    for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) relax(spins);
     epoch_.wait(seen, std::memory_order_acquire);
     seen = epoch_.load(std::memory_order_acquire);
     if (is_stopping_) return;
-    const DefaultFloatMode mode;
-    (*body_)(index, running_);
-    barrier();
+    const bool is_open = (door_.fetch_add(1, std::memory_order_acquire) & kShut) == 0;
+    if (is_open) {
+      const DefaultFloatMode mode;
+      (*body_)();
+    }
+    door_.fetch_sub(1, std::memory_order_release);
   }
 }
 

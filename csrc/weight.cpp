@@ -106,23 +106,27 @@ Weight Weight::bf16(WeightMemory& memory, int num_outputs, int num_inputs, const
   return weight;
 }
 
-void KVStore::Free::operator()(uint16_t* p) const { std::free(p); }
+void KVStore::Free::operator()(void* p) const { std::free(p); }
 
-KVStore::KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim)
+KVStore::KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim, int bits)
     : num_layers_(num_layers),
       num_heads_(num_heads),
       head_dim_(head_dim),
       width_((head_dim + kHeadStep - 1) / kHeadStep * kHeadStep),
-      num_slots_((num_slots + kTile - 1) / kTile * kTile) {
-  const size_t count = static_cast<size_t>(2 * num_layers_) * num_slots_ * num_heads_ * width_;
-  data_.reset(static_cast<uint16_t*>(std::calloc(count, sizeof(uint16_t))));
-  if (data_ == nullptr) throw std::bad_alloc();
+      num_slots_((num_slots + kTile - 1) / kTile * kTile),
+      bytes_(bits / 8) {
+  const size_t num_heads_kept = static_cast<size_t>(2 * num_layers_) * num_slots_ * num_heads_;
+  numbers_.reset(static_cast<uint8_t*>(std::calloc(num_heads_kept * width_, bytes_)));
+  if (bits == 8) scales_.reset(static_cast<float*>(std::calloc(num_heads_kept, sizeof(float))));
+  if (numbers_ == nullptr || (bits == 8 && scales_ == nullptr)) throw std::bad_alloc();
 }
 
 KV KVStore::layer(int index) const {
-  const int64_t size = num_slots_ * num_heads_ * width_;
-  uint16_t* keys = data_.get() + 2 * index * size;
-  return {keys, keys + size, num_heads_, head_dim_, width_};
+  const int64_t num_heads_kept = num_slots_ * num_heads_, size = num_heads_kept * width_ * bytes_;
+  uint8_t* keys = numbers_.get() + 2 * index * size;
+  float* key_scales = scales_ == nullptr ? nullptr : scales_.get() + 2 * index * num_heads_kept;
+  float* value_scales = scales_ == nullptr ? nullptr : key_scales + num_heads_kept;
+  return {keys, keys + size, key_scales, value_scales, num_heads_, head_dim_, width_};
 }
 
 }  // namespace paceline

@@ -57,21 +57,23 @@ class Weight {
   Panels panels_{};
 };
 
-// Keys and values of all layers in bf16; zero until written, and taken from the system only as they are.
+// Keys and values of all layers in 16 bits (bf16) or 8; zero until written, and taken from the system only as they are.
 class KVStore {
  public:
-  KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim);
+  KVStore(int num_layers, int64_t num_slots, int num_heads, int head_dim, int bits);
   KV layer(int index) const;
   bool has(int layer) const { return layer >= 0 && layer < num_layers_; }
   int64_t num_slots() const { return num_slots_; }
 
  private:
   struct Free {
-    void operator()(uint16_t* p) const;
+    void operator()(void* p) const;
   };
   int num_layers_, num_heads_, head_dim_, width_;
   int64_t num_slots_;  // rounded up to whole tiles
-  std::unique_ptr<uint16_t, Free> data_;
+  int bytes_;          // of a number
+  std::unique_ptr<uint8_t, Free> numbers_;
+  std::unique_ptr<float, Free> scales_;  // none for bf16
 };
 
 }  // namespace paceline

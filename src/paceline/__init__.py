@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ModelFormatError,
         ModelNotFoundError,
         PacelineError,
+        TrainingError,
     )
     from paceline.request import SamplingParams, Speculation
 
@@ -53,6 +54,7 @@ _HOMES = {
     "Session": "paceline.engine.session",
     "Speculation": "paceline.request",
     "StepEvent": "paceline.engine.events",
+    "TrainingError": "paceline.errors",
 }
 
 __all__ = [
@@ -75,6 +77,7 @@ __all__ = [
     "Session",
     "Speculation",
     "StepEvent",
+    "TrainingError",
     "__version__",
 ]
 

@@ -12,6 +12,7 @@ from paceline.request import Speculation
 
 BackendName = Literal["auto", "torch", "cpu", "cuda"]
 DTypeName = Literal["auto", "fp32", "bf16", "int8", "int4"]
+KVDTypeName = Literal["auto", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +62,25 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """What computes, and in which number format. ``auto`` picks what this machine serves best."""
+    """What computes, and in which number formats. ``auto`` picks what this machine serves best.
+
+    Attributes:
+        dtype: of the weights.
+        kv_cache_dtype: of the K/V; int8 takes about half the memory of the CPU backend's bf16.
+    """
 
     backend: BackendName = "auto"
     device: str = "auto"
     dtype: DTypeName = "auto"
+    kv_cache_dtype: KVDTypeName = "auto"
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("backend", get_args(BackendName)), ("dtype", get_args(DTypeName))):
+        for name, choices in (
+            ("backend", get_args(BackendName)),
+            ("dtype", get_args(DTypeName)),
+            ("kv_cache_dtype", get_args(KVDTypeName)),
+        ):
             if getattr(self, name) not in choices:
                 raise InvalidParameterError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.num_threads is not None and self.num_threads < 1:

@@ -55,3 +55,7 @@ class ServerError(PacelineError):
 
 class BenchmarkError(PacelineError):
     """A benchmark cannot run as asked: an unknown suite, unreadable questions, a history with too little in it."""
+
+
+class TrainingError(PacelineError):
+    """A draft cannot be trained as asked: no data, a folder of another recipe, a repository that cannot be read."""

@@ -17,7 +17,7 @@ from paceline.errors import InvalidParameterError
 FinishReason = Literal["stop", "length", "cancelled"]
 SpeculationMode = Literal["dynamic", "static", "off"]
 
-DRAFTERS = ("prediction", "suffix", "model")
+DRAFTERS = ("prediction", "suffix", "corpus", "model")
 MAX_LOGPROBS = 20
 MAX_SPEC_TOKENS = 64
 
@@ -110,15 +110,20 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Whether and how far to draft. ``max_tokens`` bounds the horizon; ``drafters`` are asked in this order.
+    """Whether and how far to draft.
+
+    ``max_tokens`` bounds the horizon. ``drafters`` may draft; of two that promise the same, the one named first does.
+    ``min_acceptance`` is the share of drafted tokens that should be accepted: the dynamic horizon drafts less where
+    promise is small until it is. 0 asks for speed alone.
 
     Raises:
-        InvalidParameterError: an unknown mode or drafter, or a horizon outside 1 to 64.
+        InvalidParameterError: an unknown mode or drafter, a horizon outside 1 to 64, or an acceptance outside 0 to 1.
     """
 
     mode: SpeculationMode = "dynamic"
-    max_tokens: int = 8
+    max_tokens: int = 16
     drafters: Sequence[str] = DRAFTERS
+    min_acceptance: float = 0.7
 
     def __post_init__(self) -> None:
         _require(
@@ -131,6 +136,10 @@ class Speculation:
         )
         for name in self.drafters:
             _require(name in DRAFTERS, f"unknown drafter {name!r}; choose from {', '.join(DRAFTERS)}")
+        _require(
+            0.0 <= self.min_acceptance < 1.0,
+            f"speculation min_acceptance must be 0 or more and below 1, got {self.min_acceptance}",
+        )
 
 
 class RequestStatus(enum.Enum):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.backends.cpu import CpuBackend, WeightFormat
+from paceline.backends.cpu import CpuBackend, KVFormat, WeightFormat
 from paceline.backends.kv_store import KVShape
 from paceline.loader.load import load_checkpoint
 from paceline.model.decoder import Decoder
@@ -43,12 +43,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 16, "num_key_value_heads": 1}),
     "qwen3-narrow": ("qwen3", {"head_dim": 8, "sliding_window": None}),
 }
-# Every family in every format on the best instruction set; on the others one variant of each format.
+# Every family in every format on the best instruction set; on the others one variant of each format. K/V is bf16 but in
+# one case of each instruction set.
 BEST, *OTHERS = _kernels.instruction_sets()
-CASES = [(BEST, variant, weight_format) for variant in VARIANTS for weight_format in FORMATS] + [
-    (other, variant, weight_format)
-    for other in OTHERS
-    for variant, weight_format in (("mistral-window", "int4"), ("qwen3", "int8"), ("llama-biases-tied", "bf16"))
+CASES: list[tuple[str, str, WeightFormat, KVFormat]] = [
+    *((BEST, variant, weight_format, "bf16") for variant in VARIANTS for weight_format in FORMATS),
+    *(
+        (other, variant, weight_format, "bf16")
+        for other in OTHERS
+        for variant, weight_format in (("mistral-window", "int4"), ("qwen3", "int8"), ("llama-biases-tied", "bf16"))
+    ),
+    *((instruction_set, "mistral-window", "int8", "int8") for instruction_set in (BEST, *OTHERS)),
 ]
 
 
@@ -59,6 +64,7 @@ class Model:
     folder: Path
     instruction_set: str
     weight_format: WeightFormat
+    kv_format: KVFormat
     decoder: Decoder
     prompt: list[int]
     expected: Tensor  # logits of the prompt, all rows in one pass
@@ -67,7 +73,7 @@ class Model:
         decoder = self.decoder
         if num_threads > 1:
             decoder = load(self.folder, self.instruction_set, self.weight_format, num_threads)
-        return make_runner(StepByStep(decoder) if as_python else decoder, block_size)
+        return make_runner(StepByStep(decoder) if as_python else decoder, block_size, self.kv_format)
 
 
 class StepByStep:
@@ -90,10 +96,10 @@ def load(path: Path, instruction_set: str, weight_format: WeightFormat, num_thre
     return NativeDecoder(checkpoint.config, checkpoint.weights, backend, num_positions=512)
 
 
-def make_runner(decoder: Any, block_size: int) -> ModelRunner:
+def make_runner(decoder: Any, block_size: int, kv_format: KVFormat = "bf16") -> ModelRunner:
     config = decoder.config
     shape = KVShape(NUM_SLOTS, config.num_layers, config.num_kv_heads, config.head_dim)
-    store = CpuBackend(1).make_kv_store(shape)
+    store = CpuBackend(1, kv_format=kv_format).make_kv_store(shape)
     return ModelRunner(decoder, store, block_size=block_size, device=CPU)
 
 
@@ -124,15 +130,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
 def model(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Model:
-    instruction_set, variant, weight_format = request.param
+    instruction_set, variant, weight_format, kv_format = request.param
     folder = folders[variant]
     decoder = load(folder, instruction_set, weight_format, 1)
     prompt = random_tokens(PROMPT_LENGTH, 1)
     table = blocks_for(PROMPT_LENGTH, 16)
-    expected = make_runner(decoder, 16).run([SequenceInput(prompt, 0, table, PROMPT_LENGTH)])
+    expected = make_runner(decoder, 16, kv_format).run([SequenceInput(prompt, 0, table, PROMPT_LENGTH)])
     assert expected.isfinite().all()
     assert len(expected.argmax(-1).unique()) > 5  # a model that tells its inputs apart
-    return Model(folder, instruction_set, weight_format, decoder, prompt, expected)
+    return Model(folder, instruction_set, weight_format, kv_format, decoder, prompt, expected)
 
 
 # ---- the shape of a pass -------------------------------------------------------------------------------------------

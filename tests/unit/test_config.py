@@ -22,6 +22,7 @@ OPTIONS: dict[str, Any] = {
     "backend": "torch",
     "device": "cpu",
     "dtype": "fp32",
+    "kv_cache_dtype": "int8",
     "num_threads": 2,
     "speculation": Speculation("off"),
 }

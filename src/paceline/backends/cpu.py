@@ -1,6 +1,6 @@
 """The CPU backend: native kernels in which verifying several tokens costs hardly more than decoding one.
 
-Weights are int4 or int8 in groups of 32 (see quantized.py) or bf16, and K/V is bf16. Sums are exact integers, or
+Weights are int4 or int8 in groups of 32 (see quantized.py) or bf16, K/V is bf16 or int8. Sums are exact integers, or
 float32 in a fixed order, so a row's result never depends on the rows beside it (law 6).
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.backends import _kernels
 
 WeightFormat = Literal["auto", "bf16", "int8", "int4"]
-_KV_BYTES = 2  # bf16
+KVFormat = Literal["bf16", "int8"]
 _HEAD_STEP = 32  # a head is stored in multiples of this
 
 
@@ -59,12 +59,13 @@ def instruction_set() -> str:
 
 
 class CpuKVStore(KVStore):
-    """K/V in bf16, in tiles of 16 slots that the attention kernel reads in place."""
+    """K/V in tiles of 16 slots that the attention kernel reads in place."""
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, kv_format: KVFormat) -> None:
         from paceline.backends import _kernels
 
-        self.native = _kernels.KVStore(shape.num_layers, shape.num_slots, shape.num_kv_heads, shape.head_dim)
+        bits = 8 if kv_format == "int8" else 16
+        self.native = _kernels.KVStore(shape.num_layers, shape.num_slots, shape.num_kv_heads, shape.head_dim, bits)
 
 
 class CpuLinear:
@@ -100,6 +101,7 @@ class CpuBackend:
     """The operations of a decoder in native kernels, one call each.
 
     ``weight_format`` "auto" keeps weights as the checkpoint holds them: quantised ones as they are, others in bf16.
+    ``kv_format`` "int8" keeps a key or value as codes from -127 to 127 with a float32 scale for each head.
 
     Raises:
         BackendUnavailableError: PACELINE_ISA names what this processor does not have.
@@ -110,20 +112,22 @@ class CpuBackend:
     dtype = torch.float32
     keeps_quantized = True
 
-    def __init__(self, num_threads: int, weight_format: WeightFormat = "auto") -> None:
+    def __init__(self, num_threads: int, weight_format: WeightFormat = "auto", kv_format: KVFormat = "bf16") -> None:
         from paceline.backends import _kernels
 
         self._format = weight_format
+        self._kv_format = kv_format
         self.runtime = _kernels.Runtime(num_threads, instruction_set())
 
     def kv_bytes_per_token(self, shape: KVShape) -> int:
         """See :class:`Backend`; heads are padded to 32."""
         padded = -(-shape.head_dim // _HEAD_STEP) * _HEAD_STEP
-        return shape.numbers_per_token // shape.head_dim * padded * _KV_BYTES
+        bytes_per_head = padded + 4 if self._kv_format == "int8" else 2 * padded
+        return shape.numbers_per_token // shape.head_dim * bytes_per_head
 
     def make_kv_store(self, shape: KVShape) -> KVStore:
         """See :class:`Backend`."""
-        return CpuKVStore(shape)
+        return CpuKVStore(shape, self._kv_format)
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None) -> CpuLinear:
         """See :class:`Backend`; the packed copy replaces the weight."""

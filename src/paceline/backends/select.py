@@ -36,13 +36,19 @@ def select_backend(config: RuntimeConfig) -> Backend:
         )
     if name != "torch" and device.type == "cpu" and config.dtype != "fp32":
         if cpu.is_available():
-            return cpu.CpuBackend(num_threads(config), config.dtype)
+            return cpu.CpuBackend(
+                num_threads(config), config.dtype, "bf16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+            )
         if name == "cpu":
             raise BackendUnavailableError(
                 "backend 'cpu' needs the package's kernels, which are built with a C++ compiler; install one and "
                 "reinstall, or use --backend torch"
             )
         cpu.warn_unavailable()
+    if config.kv_cache_dtype != "auto":
+        raise BackendUnavailableError(
+            f"a K/V cache in {config.kv_cache_dtype} needs the CPU kernels; with torch leave --kv-cache-dtype at auto"
+        )
     dtype = _torch_dtype(config.dtype, device)
     if name == "auto" and device.type == "cpu" and dtype == torch.float32 and onednn.is_available():
         return onednn.PackedTorchBackend(device, dtype)

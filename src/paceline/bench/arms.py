@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import InvalidParameterError
-from paceline.request import DRAFTERS, Speculation
+from paceline.request import Speculation
 
 CacheKind = Literal["paged", "contiguous", "own"]
 
@@ -30,9 +30,11 @@ _DECODING = {
     "static-2": Speculation("static", 2),
     "static-4": Speculation("static", 4),
     "static-8": Speculation("static", 8),
-    "suffix": Speculation("dynamic", 8, ("suffix",)),
-    "draft": Speculation("dynamic", 8, ("model",)),
-    "dynamic": Speculation("dynamic", 8, DRAFTERS),
+    "suffix": Speculation("dynamic", drafters=("suffix",)),
+    "draft": Speculation("dynamic", drafters=("model",)),
+    "dynamic": Speculation("dynamic"),
+    "dynamic-fast": Speculation("dynamic", min_acceptance=0.0),
+    "dynamic-sure": Speculation("dynamic", min_acceptance=0.868),
 }
 ARMS = {name: Arm(name, speculation) for name, speculation in _DECODING.items()} | {
     f"{name}-contiguous": Arm(f"{name}-contiguous", speculation, "contiguous")

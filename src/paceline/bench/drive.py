@@ -72,6 +72,7 @@ class EngineRunner:
                     reserved_slots=event.num_blocks * engine.info.block_size,
                     draft_ms=event.draft_ms,
                     forward_ms=event.forward_ms,
+                    expected_acceptances=[round(value, 4) for value in event.expected_acceptances],
                 )
             )
             last, output = now, delta.output

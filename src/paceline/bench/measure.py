@@ -15,6 +15,7 @@ from typing import TypeVar
 from paceline import theory
 from paceline.bench.records import StepRecord, TurnRecord
 from paceline.bench.statistics import quantile
+from paceline.spec.calibration import CalibrationError
 
 Turns = Sequence[TurnRecord]
 _Key = TypeVar("_Key")
@@ -152,6 +153,20 @@ def mean_horizon(turns: Turns) -> float:
     """
     steps = [step for turn in turns for index, step in enumerate(turn.steps) if index or step.num_drafted]
     return sum(step.num_drafted for step in steps) / len(steps) if steps else 0.0
+
+
+def horizon_histogram(turns: Turns) -> list[int]:
+    """Entry n counts the decoding steps that drafted n tokens."""
+    lengths = Counter(step.num_drafted for turn in turns for index, step in enumerate(turn.steps) if index)
+    return [lengths[length] for length in range(max(lengths, default=-1) + 1)]
+
+
+def calibration_error(turns: Turns) -> float | None:
+    """Expected calibration error of the acceptances that were predicted of drafts; None if none were."""
+    error = CalibrationError()
+    for step in rounds_of(turns):
+        error.add(step.expected_acceptances, step.num_accepted)
+    return error.value
 
 
 def acceptance_by_position(turns: Turns) -> list[PositionAcceptance]:

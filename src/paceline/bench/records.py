@@ -50,6 +50,7 @@ class StepRecord:
         source: the proposer of the drafts, or "none".
         filled_slots, reserved_slots: KV slots with verified tokens, and slots held by requests, after the step.
         draft_ms, forward_ms: time of proposing and of the target's forward pass.
+        expected_acceptances: of each draft, the probability it was expected to be accepted with, given those before it.
     """
 
     ms: float
@@ -62,6 +63,7 @@ class StepRecord:
     reserved_slots: int = 0
     draft_ms: float = 0.0
     forward_ms: float = 0.0
+    expected_acceptances: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,43 @@
-"""Gold replay: proposers scored against the gold answers, without running the target.
+"""Replay: the ladder drafts against answers that are already known, without running the target.
 
-A stand-in for a strong target, whose answers would be close to the gold edits: how many tokens would a pass have
-yielded? It says nothing about time, and results carry the label ``gold-replay``.
+The answers are the suite's gold edits (a stand-in for a strong target; results carry the label ``gold-replay`` and no
+times), or a recorded trace of the real target (:mod:`paceline.bench.trace`), where a model of the costs says how long
+each step would have taken. Rules and their constants are ranked here in seconds, then confirmed in the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.bench.arms import Arm
 from paceline.bench.records import Message, StepRecord, Task, Turn, TurnRecord
 from paceline.records import Verdict
-from paceline.request import Request, SamplingParams
-from paceline.spec.chain import ProposerChain
-from paceline.spec.horizon import make_horizon
-from paceline.spec.prediction import PredictionProposer
-from paceline.spec.suffix import SuffixProposer
+from paceline.request import Request, SamplingParams, Speculation
+from paceline.spec.ladder import Ladder
+from paceline.spec.prediction import PredictionLookup
+from paceline.spec.suffix import CorpusLookup, SuffixLookup
 
 if TYPE_CHECKING:
+    from paceline.bench.trace import TraceTurn
     from paceline.loader.chat import ChatTemplate
     from paceline.loader.tokenizer import Tokenizer
 
+# Milliseconds of a verifying pass by rows and context.
+PassCost = Callable[[int, int], float]
+
+_ANSWER_TOKENS = 2**18
+
+
+def make_ladder(tokenizer: Tokenizer) -> Ladder:
+    """All lookups, as an engine has them, and nothing learnt yet."""
+    return Ladder([PredictionLookup(tokenizer), SuffixLookup(), CorpusLookup(_ANSWER_TOKENS)])
+
 
 def replay_task(task: Task, arm: Arm, tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[TurnRecord]:
-    """One record per turn; its steps carry counts and no times."""
+    """Gold replay: one record per turn; its steps carry counts and no times."""
     history: list[Message] = []
+    ladder = make_ladder(tokenizer)
     for number, turn in enumerate(task.turns):
         history += turn.messages
         prompt = tokenizer.encode(template.render(history))
@@ -41,46 +53,113 @@ def replay_task(task: Task, arm: Arm, tokenizer: Tokenizer, template: ChatTempla
             num_cached_tokens=0,
             token_ids=gold,
             turn_ms=0.0,
-            steps=list(_replay(turn, arm, prompt, gold, tokenizer)),
+            steps=list(_gold_steps(turn, task.task_id, arm.speculation, prompt, gold, tokenizer, ladder)),
             extra={"mode": "gold-replay"},
         )
         history.append({"role": "assistant", "content": turn.gold})
 
 
-def _replay(
-    turn: Turn, arm: Arm, prompt: Sequence[int], gold: Sequence[int], tokenizer: Tokenizer
+def replay_trace(
+    turns: Sequence[TraceTurn],
+    speculation: Speculation,
+    tokenizer: Tokenizer,
+    pass_cost: PassCost,
+    *,
+    overhead_ms: float = 0.0,
+    ladder: Ladder | None = None,
+) -> Iterator[TurnRecord]:
+    """A trace with modelled times; earlier answers of a task are known to its later turns, as in the benchmark.
+
+    Args:
+        pass_cost: what a pass of so many rows after so many tokens takes.
+        overhead_ms: scheduling and drafting, per step.
+        ladder: what drafts and learns; by default all lookups, fresh.
+    """
+    ladder = ladder if ladder is not None else make_ladder(tokenizer)
+    task_id = None
+    for turn in turns:
+        if turn.task_id != task_id:
+            task_id = turn.task_id
+            ladder.forget_answers()
+        prediction = tokenizer.encode(turn.prediction) if turn.prediction else ()
+        request = _request(turn.prompt_token_ids, turn.token_ids, speculation, turn.task_id, prediction)
+        steps = list(replay_answer(request, turn.token_ids, ladder, pass_cost, overhead_ms))
+        yield TurnRecord(
+            arm=speculation.mode,
+            task_id=turn.task_id,
+            part=turn.part,
+            turn=turn.turn,
+            kind=turn.kind,
+            is_cold=turn.turn == 0,
+            num_prompt_tokens=len(turn.prompt_token_ids),
+            num_cached_tokens=0,
+            token_ids=turn.token_ids,
+            turn_ms=sum(step.ms for step in steps),
+            steps=steps,
+            extra={"mode": "trace-replay"},
+        )
+
+
+def replay_answer(
+    request: Request, answer: Sequence[int], ladder: Ladder, pass_cost: PassCost | None = None, overhead_ms: float = 0.0
 ) -> Iterator[StepRecord]:
-    request = Request(
-        request_id="replay",
-        prompt_token_ids=prompt,
-        params=SamplingParams(),
-        speculation=arm.speculation,
-        max_total_tokens=len(prompt) + len(gold),
-        prediction_token_ids=tokenizer.encode(turn.prediction) if turn.prediction else (),
-    )
-    proposer = ProposerChain([PredictionProposer(), SuffixProposer()])
-    horizon = make_horizon(arm.speculation)
-    if gold:
-        request.token_ids.append(gold[0])  # the prompt's own pass yields the first token
+    """Draft, verify against ``answer``, commit, until it is complete; the prompt's pass yields its first token."""
+    if answer:
+        request.token_ids.append(answer[0])
         yield StepRecord(ms=0.0, num_tokens=1)
-    while request.num_output_tokens < len(gold):
-        remaining = gold[request.num_output_tokens :]
-        length = min(horizon.choose(), len(remaining) - 1)
-        [draft] = proposer.propose([request], [length])
+    while request.num_output_tokens < len(answer):
+        remaining = answer[request.num_output_tokens :]
+        context = request.num_tokens
+        ladder.plan([request])
+        length = min(ladder.horizon(request), len(remaining) - 1)
+        [draft] = ladder.propose([request], [length])
         num_accepted = 0
-        for drafted, wanted in zip(draft.token_ids, remaining, strict=False):
-            if drafted != wanted:
-                break
+        while num_accepted < len(draft.token_ids) and draft.token_ids[num_accepted] == remaining[num_accepted]:
             num_accepted += 1
         verdict = Verdict(remaining[: num_accepted + 1], len(draft.token_ids), num_accepted)
         request.token_ids += verdict.token_ids
-        horizon.observe(verdict.num_drafted, verdict.num_accepted)
-        proposer.observe(request, verdict)
+        ladder.observe(request, verdict)
+        forward_ms = pass_cost(1 + verdict.num_drafted, context) if pass_cost is not None else 0.0
+        if pass_cost is not None:
+            step_ms = forward_ms + overhead_ms
+            num_tokens = len(verdict.token_ids)
+            ladder.record_step([request], num_tokens, verdict.num_drafted, draft_ms=overhead_ms, step_ms=step_ms)
         yield StepRecord(
-            ms=0.0,
+            ms=forward_ms + overhead_ms if pass_cost is not None else 0.0,
             num_tokens=len(verdict.token_ids),
             num_drafted=verdict.num_drafted,
             num_accepted=num_accepted,
             horizon=length,
             source=draft.source,
+            draft_ms=overhead_ms if verdict.num_drafted else 0.0,
+            forward_ms=forward_ms,
+            expected_acceptances=tuple(draft.acceptances),
         )
+    ladder.release(request)
+
+
+def _gold_steps(
+    turn: Turn,
+    task_id: str,
+    speculation: Speculation,
+    prompt: Sequence[int],
+    gold: Sequence[int],
+    tokenizer: Tokenizer,
+    ladder: Ladder,
+) -> Iterator[StepRecord]:
+    prediction = tokenizer.encode(turn.prediction) if turn.prediction else ()
+    return replay_answer(_request(prompt, gold, speculation, task_id, prediction), gold, ladder)
+
+
+def _request(
+    prompt: Sequence[int], answer: Sequence[int], speculation: Speculation, session: str, prediction: Sequence[int]
+) -> Request:
+    return Request(
+        request_id="replay",
+        prompt_token_ids=prompt,
+        params=SamplingParams(),
+        speculation=speculation,
+        max_total_tokens=len(prompt) + len(answer),
+        prediction_token_ids=prediction,
+        session_id=session,
+    )

@@ -91,6 +91,8 @@ def decode(line: str) -> TurnRecord:
     """The inverse of :func:`encode`. Columns a past version did not write take their defaults."""
     data = json.loads(line)
     columns = data.pop("steps")
+    if "expected_acceptances" in columns:
+        columns["expected_acceptances"] = map(tuple, columns["expected_acceptances"])
     rows = zip(*columns.values(), strict=True)
     steps = tuple(StepRecord(**dict(zip(columns, row, strict=True))) for row in rows)
     data["token_ids"] = tuple(data["token_ids"])
@@ -195,6 +197,8 @@ def _speculation(turns: Sequence[TurnRecord]) -> dict[str, Any]:
         "acceptance_by_kind": {
             kind: measure.acceptance_rate(rounds) for kind, each in kinds.items() if (rounds := measure.rounds_of(each))
         },
+        "calibration_error": measure.calibration_error(turns),
+        "horizon_histogram": measure.horizon_histogram(turns),
         "mean_horizon_by_kind": {kind: measure.mean_horizon(each) for kind, each in kinds.items()},
     }
 

@@ -63,6 +63,7 @@ def bench(
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
+    kv_cache_dtype: options.KVCacheDType = "auto",
 ) -> None:
     """Measure how much sooner agent turns are done, arm by arm, on the same tokens.
 
@@ -83,7 +84,14 @@ def bench(
     engines = _Engines(
         model,
         draft,
-        {"device": device, "dtype": dtype, "backend": backend, "threads": threads, "kv_memory": None},
+        {
+            "device": device,
+            "dtype": dtype,
+            "backend": backend,
+            "threads": threads,
+            "kv_memory": None,
+            "kv_cache_dtype": kv_cache_dtype,
+        },
         max_model_len=max_model_len,
         block_size=block_size,
     )

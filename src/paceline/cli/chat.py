@@ -31,8 +31,10 @@ def chat(
     top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling.")] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")] = None,
     spec: options.Spec = "dynamic",
-    spec_tokens: options.SpecTokens = 8,
+    spec_tokens: options.SpecTokens = options.DEFAULT_SPECULATION.max_tokens,
     drafters: options.Drafters = options.DEFAULT_DRAFTERS,
+    min_acceptance: options.MinAcceptance = options.DEFAULT_SPECULATION.min_acceptance,
+    corpus: options.Corpus = None,
     model: options.Model = options.DEFAULT_MODEL,
     draft: options.Draft = "auto",
     device: options.Device = "auto",
@@ -42,6 +44,7 @@ def chat(
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
     kv_memory: options.KVMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
     url: Annotated[
         str | None, typer.Option("--url", help="Talk to a server instead of loading a model.", rich_help_panel="Server")
     ] = None,
@@ -52,7 +55,7 @@ def chat(
 ) -> None:
     """Talk to the model; accepted draft tokens are coloured."""
     params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
-    speculation = options.make_speculation(spec, spec_tokens, drafters)
+    speculation = options.make_speculation(spec, spec_tokens, drafters, min_acceptance)
     opening = [{"role": "system", "content": system}] if system is not None else []
     console = Console(soft_wrap=True, highlight=False)
     notes = Console(stderr=True, highlight=False)
@@ -71,6 +74,8 @@ def chat(
         max_model_len=max_model_len,
         block_size=block_size,
         kv_memory=kv_memory,
+        kv_cache_dtype=kv_cache_dtype,
+        corpus=corpus or (),
         speculation=speculation,
     ) as engine:
         notes.print(f"[bold]{engine.info.model}[/]  {HELP}", style="dim")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import typer
 
-from paceline.cli import bench, chat, env, pull, run, serve, theory, verify
+from paceline.cli import bench, chat, env, pull, run, serve, theory, train_draft, verify
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("train-draft")(train_draft.train_draft)
 app.command("pull")(pull.pull_model)
 app.command("verify")(verify.verify)
 app.command("theory")(theory.theory)
@@ -32,6 +34,7 @@ def main() -> None:
     # torch is not imported yet. Its OpenMP threads spin while they wait, which on a machine that also runs tests or an
     # editor makes a pass many times slower (docs/decisions/0011).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.formatwarning = lambda message, *_, **__: f"paceline: warning: {message}\n"
     try:
         app()
     except PacelineError as error:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_SPECULATION = Speculation()
+DEFAULT_DRAFTERS = ",".join(DRAFTERS)
 
 Model = Annotated[
     str,
@@ -39,7 +41,28 @@ SpecTokens = Annotated[
 Drafters = Annotated[
     str,
     typer.Option(
-        "--drafters", metavar="LIST", help="Who may draft, asked in this order.", rich_help_panel="Speculation"
+        "--drafters",
+        metavar="LIST",
+        help="Who may draft; of equals the first named does.",
+        rich_help_panel="Speculation",
+    ),
+]
+MinAcceptance = Annotated[
+    float,
+    typer.Option(
+        "--min-acceptance",
+        metavar="SHARE",
+        help="Share of drafted tokens that should be accepted; 0 asks for speed alone.",
+        rich_help_panel="Speculation",
+    ),
+]
+Corpus = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--corpus",
+        metavar="PATH",
+        help="Look drafts up in this file or folder as well; repeatable.",
+        rich_help_panel="Speculation",
     ),
 ]
 Device = Annotated[
@@ -67,15 +90,24 @@ KVMemory = Annotated[
     typer.Option("--kv-memory", metavar="MIB", help="Budget of the KV cache in MiB.", rich_help_panel="Machine"),
 ]
 
+KVCacheDType = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype", help="auto, or int8: half the memory for the KV cache.", rich_help_panel="Machine"
+    ),
+]
 
-def make_speculation(mode: str, max_tokens: int, drafters: str) -> Speculation:
+
+def make_speculation(
+    mode: str, max_tokens: int, drafters: str, min_acceptance: float = DEFAULT_SPECULATION.min_acceptance
+) -> Speculation:
     """Speculation settings from their flags.
 
     Raises:
-        InvalidParameterError: an unknown mode or drafter, or a horizon out of range.
+        InvalidParameterError: an unknown mode or drafter, or a number out of range.
     """
     names = tuple(name.strip() for name in drafters.split(",") if name.strip())
-    return Speculation(mode=mode, max_tokens=max_tokens, drafters=names)  # type: ignore[arg-type]
+    return Speculation(mode, max_tokens, names, min_acceptance)  # type: ignore[arg-type]
 
 
 def make_engine(
@@ -89,6 +121,7 @@ def make_engine(
     max_model_len: int | None,
     block_size: int,
     kv_memory: int | None,
+    kv_cache_dtype: str = "auto",
     **options: Any,
 ) -> Engine:
     """An engine from the flags of the panels Model and Machine."""
@@ -104,6 +137,7 @@ def make_engine(
         max_model_len=max_model_len,
         block_size=block_size,
         kv_memory_bytes=None if kv_memory is None else kv_memory * 2**20,
+        kv_cache_dtype=kv_cache_dtype,
         **options,
     )
 
@@ -120,6 +154,3 @@ def read_text(path: Path, flag: str) -> str:
         raise InvalidParameterError(f"{flag} {path}: {error.strerror or error}; check the path") from None
     except UnicodeDecodeError:
         raise InvalidParameterError(f"{flag} {path}: not UTF-8 text; convert it first") from None
-
-
-DEFAULT_DRAFTERS = ",".join(DRAFTERS)

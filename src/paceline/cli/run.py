@@ -37,8 +37,10 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same text, whatever is drafted.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
     spec: options.Spec = "dynamic",
-    spec_tokens: options.SpecTokens = 8,
+    spec_tokens: options.SpecTokens = options.DEFAULT_SPECULATION.max_tokens,
     drafters: options.Drafters = options.DEFAULT_DRAFTERS,
+    min_acceptance: options.MinAcceptance = options.DEFAULT_SPECULATION.min_acceptance,
+    corpus: options.Corpus = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run the same turn without speculation first, and print both.")
     ] = False,
@@ -54,6 +56,7 @@ def run(
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
     kv_memory: options.KVMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
 ) -> None:
     """Answer one prompt, streaming; accepted draft tokens are coloured on a terminal."""
     text = _prompt_text(prompt, prompt_file)
@@ -61,7 +64,7 @@ def run(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos
     )
-    speculation = options.make_speculation(spec, spec_tokens, drafters)
+    speculation = options.make_speculation(spec, spec_tokens, drafters, min_acceptance)
     if compare and speculation.mode == "off":
         raise InvalidParameterError("--compare needs speculation to compare with; leave out --spec off")
     with options.make_engine(
@@ -74,6 +77,8 @@ def run(
         max_model_len=max_model_len,
         block_size=block_size,
         kv_memory=kv_memory,
+        kv_cache_dtype=kv_cache_dtype,
+        corpus=corpus or (),
     ) as engine:
         view = StreamView(Console(stderr=as_json, soft_wrap=True, highlight=False))
         baseline: Output | None = None

@@ -64,6 +64,7 @@ def verify(
     max_model_len: options.MaxModelLen = None,
     block_size: options.BlockSize = 16,
     kv_memory: options.KVMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
 ) -> None:
     """Compare text with and without speculation, greedy and seeded, and test the sampler's distribution.
 
@@ -71,7 +72,7 @@ def verify(
     """
     texts = _read_prompts(prompts)
     modes = [options.make_speculation("static", horizon, drafters) for horizon in _read_horizons(horizons)]
-    modes.append(options.make_speculation("dynamic", 8, drafters))
+    modes.append(options.make_speculation("dynamic", options.DEFAULT_SPECULATION.max_tokens, drafters))
     console = Console(stderr=True)
     with options.make_engine(
         model,
@@ -83,6 +84,7 @@ def verify(
         max_model_len=max_model_len,
         block_size=block_size,
         kv_memory=kv_memory,
+        kv_cache_dtype=kv_cache_dtype,
     ) as engine:
         checks = []
         with console.status("comparing ...") as status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +20,26 @@ from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import CacheCapacityError, DraftMismatchError, InvalidParameterError
 from paceline.loader.catalog import CATALOG
+from paceline.loader.draft import DraftCheckpoint, load_draft
 from paceline.loader.load import Checkpoint, load_checkpoint
 from paceline.loader.resolve import resolve_source
 from paceline.loader.tokenizer import Tokenizer
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder
 from paceline.model.runner import ModelRunner
-from paceline.spec.chain import ProposerChain
+from paceline.spec.corpus import read_corpus
 from paceline.spec.draft_model import DraftModelProposer
-from paceline.spec.prediction import PredictionProposer
-from paceline.spec.proposer import Proposer
-from paceline.spec.suffix import SuffixProposer
+from paceline.spec.ladder import Ladder
+from paceline.spec.prediction import PredictionLookup
+from paceline.spec.proposer import Lookup, Proposer
+from paceline.spec.suffix import CorpusLookup, SuffixLookup
 from paceline.spec.verifier import Verifier
 
 # Without a budget of its own the KV cache takes room for this many full contexts, or this share of memory if less.
 _DEFAULT_CONTEXTS = 4
 _MEMORY_SHARE = 0.25
+# Tokens of earlier answers that drafts are looked up in: some 5 MB.
+_ANSWER_TOKENS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +67,16 @@ class AssembledEngine:
     info: EngineInfo
 
 
-def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) -> AssembledEngine:
+def assemble(
+    model: str | Path, draft: str | Path | None, config: EngineConfig, corpus: Sequence[str | Path] = ()
+) -> AssembledEngine:
     """Load everything and connect it.
 
     Raises:
         ModelNotFoundError, ModelFormatError, ChecksumError: the model or the draft cannot be loaded.
         DraftMismatchError: the draft speaks another vocabulary.
         BackendUnavailableError: the backend, device or dtype is not there.
+        InvalidParameterError: a path of the corpus does not exist.
         CacheCapacityError: the memory budget does not hold one context of the length asked for.
     """
     _set_threads(config)
@@ -76,16 +84,12 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
     target = _load(model, backend)
     dtype = config.runtime.dtype if config.runtime.dtype != "auto" else _stored_format(target, backend)
     drafter: Checkpoint | None = None
+    trained: DraftCheckpoint | None = None
     if draft == "auto":
         draft = CATALOG[str(model)].draft if str(model) in CATALOG else None
     if draft is not None:
-        drafter = _load(draft, backend)
-        check_same_vocabulary(target.tokenizer, drafter.tokenizer, drafter.name)
-        if drafter.config.vocab_size < target.tokenizer.vocab_size:
-            raise DraftMismatchError(
-                f"draft {drafter.name} knows only the first {drafter.config.vocab_size} of the target's "
-                f"{target.tokenizer.vocab_size} tokens; use a draft of the same model family"
-            )
+        trained = _load_draft(draft, target, backend)
+        drafter = trained.checkpoint
 
     block_size = config.cache.block_size
     models = [target.config] if drafter is None else [target.config, drafter.config]
@@ -94,8 +98,8 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
 
     cache = KVCacheManager(num_blocks, block_size, enable_prefix_cache=config.cache.enable_prefix_cache)
     runner = _make_runner(target, backend, num_blocks, block_size, max_model_len)
-    proposers: list[Proposer] = [PredictionProposer(), SuffixProposer()]
-    if drafter is not None:
+    proposers: list[Proposer] = []
+    if drafter is not None and trained is not None:
         draft_context = min(drafter.config.context_length, max_model_len)
         proposers.append(
             DraftModelProposer(
@@ -104,14 +108,21 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
                 context_length=draft_context,
                 vocab_limit=target.tokenizer.vocab_size,
                 end_token_ids=target.tokenizer.eos_token_ids,
+                vocabulary=trained.vocabulary,
             )
         )
-    chain = ProposerChain(proposers)
+    repository = read_corpus(corpus, target.tokenizer) if corpus else None
+    lookups: list[Lookup] = [
+        PredictionLookup(target.tokenizer),
+        SuffixLookup(),
+        CorpusLookup(_ANSWER_TOKENS, repository),
+    ]
+    ladder = Ladder(lookups, proposers)
     core = EngineCore(
         scheduler=Scheduler(config.scheduler, cache),
         cache=cache,
         runner=runner,
-        proposer=chain,
+        ladder=ladder,
         verifier=Verifier(vocab_limit=target.tokenizer.vocab_size),
         block_size=block_size,
         num_blocks=num_blocks,
@@ -126,7 +137,7 @@ def assemble(model: str | Path, draft: str | Path | None, config: EngineConfig) 
         block_size=block_size,
         num_blocks=num_blocks,
         kv_bytes=num_blocks * bytes_per_block,
-        drafters=tuple(chain.sources),
+        drafters=tuple(ladder.sources),
     )
     return AssembledEngine(core, target.tokenizer, info)
 
@@ -172,6 +183,25 @@ def _load(source: str | Path, backend: Backend) -> Checkpoint:
         device=backend.device,
         keep_quantized=backend.keeps_quantized,
     )
+
+
+def _load_draft(source: str | Path, target: Checkpoint, backend: Backend) -> DraftCheckpoint:
+    """A draft that speaks the target's token ids."""
+    draft = load_draft(
+        resolve_source(str(source)),
+        target,
+        dtype=backend.dtype,
+        device=backend.device,
+        keep_quantized=backend.keeps_quantized,
+    )
+    checkpoint = draft.checkpoint
+    check_same_vocabulary(target.tokenizer, checkpoint.tokenizer, checkpoint.name)
+    if checkpoint.config.vocab_size < target.tokenizer.vocab_size:
+        raise DraftMismatchError(
+            f"draft {checkpoint.name} knows only the first {checkpoint.config.vocab_size} of the target's "
+            f"{target.tokenizer.vocab_size} tokens; use a draft of the same model family"
+        )
+    return draft
 
 
 def _stored_format(checkpoint: Checkpoint, backend: Backend) -> str:

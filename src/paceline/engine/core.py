@@ -21,18 +21,17 @@ from paceline.model.runner import ModelRunner, SequenceInput
 from paceline.records import TokenLogprob, Verdict
 from paceline.request import FinishReason, Request
 from paceline.sampling.penalties import TokenHistory
-from paceline.spec.horizon import Horizon
-from paceline.spec.proposer import NO_DRAFT, Draft, Proposer
+from paceline.spec.ladder import Ladder
+from paceline.spec.proposer import NO_DRAFT, Draft
 from paceline.spec.verifier import Verifier, VerifyItem
 
 
 @dataclass(slots=True)
 class RequestState:
-    """What the engine keeps beside a request: text, history for penalties, coins, horizon, measurements."""
+    """What the engine keeps beside a request: text, history for penalties, coins, measurements."""
 
     request: Request
     text: TextStream
-    horizon: Horizon
     history: TokenHistory
     generator: torch.Generator
     tracker: RequestTracker
@@ -59,7 +58,7 @@ class EngineCore:
         scheduler: Scheduler,
         cache: KVCacheManager,
         runner: ModelRunner,
-        proposer: Proposer,
+        ladder: Ladder,
         verifier: Verifier,
         block_size: int,
         num_blocks: int,
@@ -68,7 +67,7 @@ class EngineCore:
         self.cache = cache
         self.listeners: list[Listener] = []
         self._runner = runner
-        self._proposer = proposer
+        self.ladder = ladder
         self._verifier = verifier
         self._block_size = block_size
         self._num_blocks = num_blocks
@@ -86,7 +85,8 @@ class EngineCore:
     def step(self) -> dict[str, Delta]:
         """Run one step; the new text of each request that got any, by request id."""
         clock = _StepClock()
-        plan = self.scheduler.schedule(self._choose_horizon)
+        self.ladder.plan(self.scheduler.decoding)
+        plan = self.scheduler.schedule(self.ladder.horizon)
         drafts = self._propose(plan)
         clock.drafted()
         logits = self._run(plan, drafts)
@@ -109,19 +109,11 @@ class EngineCore:
         limit = self._verifier.vocab_limit
         return score_tokens(self._runner, self.cache, token_ids, num_top=num_top, vocab_limit=limit)
 
-    def _choose_horizon(self, request: Request) -> int:
-        return self._states[request.request_id].horizon.choose()
-
     def _propose(self, plan: Plan) -> list[Draft]:
         """One draft per sampled request, empty where the horizon is 0."""
-        drafts = [NO_DRAFT] * len(plan.sampled)
-        asked = [index for index, item in enumerate(plan.sampled) if item.horizon > 0]
-        if asked:
-            items = [plan.sampled[index] for index in asked]
-            proposed = self._proposer.propose([item.request for item in items], [item.horizon for item in items])
-            for index, draft in zip(asked, proposed, strict=True):
-                drafts[index] = draft
-        for item, draft in zip(plan.sampled, drafts, strict=True):
+        sampled = plan.sampled
+        drafts = self.ladder.propose([item.request for item in sampled], [item.horizon for item in sampled])
+        for item, draft in zip(sampled, drafts, strict=True):
             self._states[item.request.request_id].draft = draft
         return drafts
 
@@ -184,13 +176,13 @@ class EngineCore:
                 state.text.close(origin)
                 break
         state.history.append(state.new_token_ids)
-        state.horizon.observe(verdict.num_drafted, verdict.num_accepted)
-        self._proposer.observe(request, verdict)
+        self.ladder.observe(request, verdict)
         return reason
 
     def _report(self, plan: Plan, verdicts: Sequence[Verdict], clock: _StepClock) -> dict[str, Delta]:
         """Record the step and hand out what is new; a finished request is forgotten."""
         self._num_steps += 1
+        self._record_costs(plan, verdicts, clock)
         num_rows = sum(item.num_new_tokens for item in plan.scheduled) + sum(v.num_drafted for v in verdicts)
         outcome = iter(verdicts)
         deltas: dict[str, Delta] = {}
@@ -215,12 +207,25 @@ class EngineCore:
                 draft_ms=clock.draft_ms,
                 forward_ms=clock.forward_ms,
                 step_ms=clock.step_ms,
+                expected_acceptances=state.draft.acceptances,
             )
             state.tracker.record_tokens(len(state.new_token_ids), event)
             for listener in self.listeners:
                 listener(event)
             deltas[item.request.request_id] = self._delta(state)
         return deltas
+
+    def _record_costs(self, plan: Plan, verdicts: Sequence[Verdict], clock: _StepClock) -> None:
+        """Tell the ladder what a decoding step took; with a prompt beside it a step says nothing about drafting."""
+        requests = [item.request for item in plan.scheduled]
+        if requests and all(item.is_sampled and item.num_new_tokens == 1 for item in plan.scheduled):
+            self.ladder.record_step(
+                requests,
+                num_tokens=sum(verdict.num_accepted + 1 for verdict in verdicts),
+                num_drafted=sum(verdict.num_drafted for verdict in verdicts),
+                draft_ms=clock.draft_ms,
+                step_ms=clock.step_ms,
+            )
 
     def _delta(self, state: RequestState) -> Delta:
         pieces = state.text.drain()
@@ -249,7 +254,7 @@ class EngineCore:
 
     def _forget(self, state: RequestState) -> None:
         del self._states[state.request.request_id]
-        self._proposer.release(state.request.request_id)
+        self.ladder.release(state.request)
 
 
 class _StepClock:

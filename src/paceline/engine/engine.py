@@ -25,7 +25,6 @@ from paceline.loader.tokenizer import IncrementalDetokenizer
 from paceline.records import TokenLogprob
 from paceline.request import Request, SamplingParams, Speculation
 from paceline.sampling.penalties import TokenHistory, require_valid_bias
-from paceline.spec.horizon import make_horizon
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -35,7 +34,8 @@ class Engine:
     """A model ready to generate, with speculation.
 
     ``model`` is a catalog name, a hub id, a Hugging Face folder or a .gguf file. ``draft`` names a draft model the
-    same way; "auto" takes the one the catalog pairs with the model, None uses none. ``options`` are the fields of
+    same way; "auto" takes the one the catalog pairs with the model, None uses none. ``corpus`` names files and folders
+    of the user's that answers are likely to quote: drafts are looked up in them. ``options`` are the fields of
     :mod:`paceline.config`'s sections, for example ``block_size=16, dtype="fp32", max_model_len=4096``.
 
     Calls from several threads are served in turn, step by step. Use as a context manager or call :meth:`close`.
@@ -44,9 +44,16 @@ class Engine:
         PacelineError: a subclass that says what cannot be loaded, and what to do.
     """
 
-    def __init__(self, model: str | Path, *, draft: str | Path | None = "auto", **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        draft: str | Path | None = "auto",
+        corpus: Sequence[str | Path] = (),
+        **options: Any,
+    ) -> None:
         self.config = EngineConfig.from_options(options)
-        parts = assemble(model, draft, self.config)
+        parts = assemble(model, draft, self.config, corpus)
         self.core: EngineCore = parts.core
         self.tokenizer = parts.tokenizer
         self.info: EngineInfo = parts.info
@@ -188,9 +195,10 @@ class Engine:
                 self._inboxes[request_id].append(delta)
 
     def reset_prefix_cache(self) -> None:
-        """Forget everything computed for earlier prompts, for a cold start."""
+        """Forget everything computed for earlier prompts, their answers included, for a cold start."""
         with self._lock:
             self.core.cache.reset_prefix_cache()
+            self.core.ladder.forget_answers()
 
     def session(self, messages: Sequence[Message] = (), *, session_id: str | None = None) -> Session:
         """A conversation whose prefix stays in the cache between turns; ``messages`` opens it."""
@@ -286,7 +294,6 @@ class Engine:
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
             ),
-            horizon=make_horizon(request.speculation),
             history=TokenHistory(request.prompt_token_ids),
             generator=generator,
             tracker=RequestTracker(request),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.records import FinalToken
@@ -21,6 +21,8 @@ class StepEvent:
         num_blocks: blocks the request held during the step.
         num_computed_tokens: its tokens whose K/V are computed and verified, after the step.
         draft_ms, forward_ms, step_ms: time of proposing, of the target's forward pass, and of the whole step.
+        expected_acceptances: per draft token, the probability with which it was expected to be accepted, given that
+            those before it were; empty where nothing was drafted.
     """
 
     request_id: str
@@ -36,6 +38,7 @@ class StepEvent:
     draft_ms: float
     forward_ms: float
     step_ms: float
+    expected_acceptances: Sequence[float] = ()
 
 
 Listener = Callable[[StepEvent], None]

@@ -38,7 +38,9 @@ class SpeculationReport:
     """What drafting did for one request.
 
     ``num_spec_steps`` counts the steps in which something was drafted; ``acceptance_histogram[n]`` those of them that
-    accepted exactly n drafts. ``mean_horizon`` is the mean number of tokens drafted per decoding step.
+    accepted exactly n drafts. ``mean_horizon`` is the mean number of tokens drafted per decoding step,
+    ``horizon_histogram[n]`` counts the decoding steps that drafted n. ``calibration_error`` is the mean distance of the
+    acceptance expected of draft tokens from the one observed, in ten bins (ECE); None where nothing was judged.
     """
 
     mode: str
@@ -50,6 +52,9 @@ class SpeculationReport:
     acceptance_histogram: Sequence[int]
     mean_horizon: float
     accepted_by_source: Mapping[str, int]
+    drafted_by_source: Mapping[str, int]
+    horizon_histogram: Sequence[int]
+    calibration_error: float | None
 
 
 @dataclass(frozen=True, slots=True)

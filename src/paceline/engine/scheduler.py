@@ -34,6 +34,11 @@ class Scheduler:
         return bool(self._waiting or self._running)
 
     @property
+    def decoding(self) -> list[Request]:
+        """Admitted requests of which only the newest token lacks its K/V: those that may draft in the next step."""
+        return [request for request in self._running if request.is_decoding]
+
+    @property
     def num_running(self) -> int:
         """Requests admitted and unfinished."""
         return len(self._running)

@@ -9,6 +9,7 @@ from collections import Counter
 from paceline.engine.events import StepEvent
 from paceline.engine.output import KVReport, SpeculationReport, Timing, Usage
 from paceline.request import Request
+from paceline.spec.calibration import CalibrationError
 
 
 class RequestTracker:
@@ -23,8 +24,10 @@ class RequestTracker:
         self._token_seconds: list[float] = []
         self._accepted_lengths: Counter[int] = Counter()
         self._accepted_by_source: Counter[str] = Counter()
+        self._drafted_by_source: Counter[str] = Counter()
+        self._horizons: Counter[int] = Counter()  # of decoding steps
+        self._calibration_error = CalibrationError()
         self._num_drafted = 0
-        self._num_decode_steps = 0
         self._waste_sum = 0.0
         self._num_steps = 0
         self._peak_blocks = 0
@@ -41,15 +44,18 @@ class RequestTracker:
         now = time.perf_counter()
         if self._first_token_at == 0.0:
             self._first_token_at, self._num_first_tokens = now, num_tokens
-            self._num_decode_steps += event.num_drafted > 0  # a prompt of one token is decoded, not prefilled
+            if event.num_drafted:  # a prompt of one token is decoded, not prefilled
+                self._horizons[event.num_drafted] += 1
         else:
             self._token_seconds += [(now - self._last_token_at) / num_tokens] * num_tokens
-            self._num_decode_steps += 1
+            self._horizons[event.num_drafted] += 1
         self._last_token_at = now
         if event.num_drafted:
             self._num_drafted += event.num_drafted
             self._accepted_lengths[event.num_accepted] += 1
             self._accepted_by_source[event.source] += event.num_accepted
+            self._drafted_by_source[event.source] += event.num_drafted
+            self._calibration_error.add(event.expected_acceptances, event.num_accepted)
 
     def usage(self) -> Usage:
         """Token counts."""
@@ -75,6 +81,7 @@ class RequestTracker:
         rounds = self._accepted_lengths.total()
         accepted = sum(length * count for length, count in self._accepted_lengths.items())
         longest = max(self._accepted_lengths, default=-1)
+        num_decode_steps = self._horizons.total()
         return SpeculationReport(
             mode=self._request.speculation.mode,
             num_spec_steps=rounds,
@@ -83,8 +90,11 @@ class RequestTracker:
             draft_acceptance_rate=accepted / self._num_drafted if self._num_drafted else 0.0,
             mean_acceptance_length=1.0 + (accepted / rounds if rounds else 0.0),
             acceptance_histogram=[self._accepted_lengths[length] for length in range(longest + 1)],
-            mean_horizon=self._num_drafted / self._num_decode_steps if self._num_decode_steps else 0.0,
+            mean_horizon=self._num_drafted / num_decode_steps if num_decode_steps else 0.0,
             accepted_by_source=dict(self._accepted_by_source),
+            drafted_by_source=dict(self._drafted_by_source),
+            horizon_histogram=[self._horizons[length] for length in range(max(self._horizons, default=-1) + 1)],
+            calibration_error=self._calibration_error.value,
         )
 
     def kv(self, *, block_size: int, num_blocks: int) -> KVReport:

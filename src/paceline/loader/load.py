@@ -108,6 +108,16 @@ def _expected_in_file(
     expected = expected_weights(config)
     if config.has_tied_embeddings and _HEAD in found:
         expected[_HEAD] = expected[_EMBEDDING]
+    check_tensors(expected, found, path)
+    return expected
+
+
+def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Both give shapes by tensor name; ``path`` is what the message is about.
+
+    Raises:
+        ModelFormatError: a tensor is missing, left over, or of another shape.
+    """
     for name, shape in expected.items():
         if name not in found:
             raise ModelFormatError(f"{path} lacks the tensor {name}; the download is incomplete or of another model")
@@ -121,7 +131,6 @@ def _expected_in_file(
             raise ModelFormatError(
                 f"{path} holds the unknown tensor {name}; this variant of the model is not supported"
             )
-    return expected
 
 
 def _display_name(path: Path) -> str:

@@ -35,6 +35,7 @@ class ModelConfig:
     """Sizes and flags of one decoder (Llama, Mistral, Qwen2, Qwen3 differ in flags only).
 
     ``sliding_windows`` has one entry per layer: the number of newest positions a token sees, or None for all.
+    ``num_logits`` is the height of the head where it is not the vocabulary's, as in a draft that speaks part of it.
 
     Raises:
         ModelFormatError: sizes that contradict each other.
@@ -58,6 +59,7 @@ class ModelConfig:
     has_qk_norm: bool = False
     has_tied_embeddings: bool = False
     sliding_windows: Sequence[int | None] = ()
+    num_logits: int | None = None
 
     def __post_init__(self) -> None:
         if not self.sliding_windows:
@@ -87,7 +89,7 @@ def expected_weights(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "model.norm.weight": (hidden,),
     }
     if not config.has_tied_embeddings:
-        expected["lm_head.weight"] = (config.vocab_size, hidden)
+        expected["lm_head.weight"] = (config.num_logits or config.vocab_size, hidden)
     linears = {
         "self_attn.q_proj": (q_size, hidden, config.has_qkv_bias),
         "self_attn.k_proj": (kv_size, hidden, config.has_qkv_bias),

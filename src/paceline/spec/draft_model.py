@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary as the drafter.
+"""A smaller model that speaks the target's token ids, or some of them, as the drafter.
 
 Its K/V live in a store of their own under the request's block table (law 3), so prefix hits, rollback and preemption
 need no second act. ``num_draft_computed_tokens`` says how far they are valid: after a fully accepted round the K/V of
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.manager import KVCacheManager
+from paceline.model.draft_vocabulary import DraftVocabulary
 from paceline.model.runner import ModelRunner, SequenceInput
 from paceline.records import Verdict
 from paceline.request import Request
@@ -35,14 +36,19 @@ class _Round:
     horizon: int
     token_ids: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
+    is_stopped: bool = False  # the draft expects a token outside its vocabulary
 
     @property
     def is_complete(self) -> bool:
-        return len(self.token_ids) == self.horizon
+        return self.is_stopped or len(self.token_ids) == self.horizon
 
 
 class DraftModelProposer:
-    """Samples drafts from a model, token by token, for all requests of a step side by side."""
+    """Samples drafts from a model, token by token, for all requests of a step side by side.
+
+    ``vocabulary`` lists the tokens that the model's logits stand for; None: all, in order. Such a draft ends early
+    where the model expects a token that is not listed.
+    """
 
     name = "model"
 
@@ -54,7 +60,9 @@ class DraftModelProposer:
         context_length: int,
         vocab_limit: int,
         end_token_ids: Collection[int],
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
+        self._vocabulary = vocabulary
         self._runner = runner
         self._cache = cache
         self._context_length = context_length
@@ -108,9 +116,15 @@ class DraftModelProposer:
         return SequenceInput(missing, start, self._cache.block_ids(request.request_id), num_logits=1)
 
     def _draw(self, item: _Round, logits: Tensor) -> None:
-        """Choose the next draft token from ``logits`` [draft_vocab_size] as the target would from its own."""
+        """Choose the next draft token from ``logits`` [num_logits] as the target would from its own."""
         request, params = item.request, item.request.params
-        row = logits[None, : self._vocab_limit]
+        if self._vocabulary is None:
+            row = logits[None, : self._vocab_limit]
+        elif self._vocabulary.expects_outside(logits):
+            item.is_stopped = True
+            return
+        else:
+            row = self._vocabulary.scatter(logits[None], self._vocab_limit)
         if params.has_penalties:
             row = apply_penalties(
                 row, params, self._history(request), item.token_ids, self._end_token_ids, only_last_row=True

@@ -1,4 +1,4 @@
-"""What every source of drafts looks like: it proposes, it learns from the verdict, it lets go."""
+"""What the sources of drafts look like: lookups answer at once, proposers take their time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,32 @@ class Draft:
     """Tokens proposed to follow a request's committed tokens.
 
     ``draft_probs`` [num_drafted, draft_vocab_size] is exactly what each token was sampled from, or None when the
-    choice was deterministic (law 4).
+    choice was deterministic (law 4). ``acceptances`` are what the ladder expects: for each token, the probability that
+    it is accepted given that those before it are; empty where nobody estimated it.
     """
 
     token_ids: Sequence[int]
     source: str
     draft_probs: Tensor | None = None
+    acceptances: Sequence[float] = ()
 
 
 NO_DRAFT = Draft((), "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a lookup would draft, and on what evidence.
+
+    Attributes:
+        kind: sort of evidence, the lookup's own word; estimates are kept apart by it.
+        length: tokens that agree before the guess; more of them make it likelier.
+    """
+
+    token_ids: Sequence[int]
+    source: str
+    kind: str
+    length: int
 
 
 class Proposer(Protocol):
@@ -47,3 +64,20 @@ class Proposer(Protocol):
 
     def release(self, request_id: str) -> None:
         """Forget a request that ended."""
+
+
+class Lookup(Protocol):
+    """A source that looks its drafts up: deterministic, from committed tokens alone, in microseconds."""
+
+    @property
+    def name(self) -> str:
+        """The source as named in settings, events and metrics."""
+
+    def look_up(self, request: Request, num_tokens: int) -> Guess | None:
+        """What follows the request's committed tokens, at most ``num_tokens`` of it; None where nothing is known."""
+
+    def release(self, request: Request) -> None:
+        """A request ended; its tokens are final."""
+
+    def forget_answers(self) -> None:
+        """Drop what was kept of requests that ended."""

@@ -1,112 +1,98 @@
 """Longest-suffix drafting: what followed the last time the newest tokens stood here?
 
 Agents copy: an edit repeats most of the file that stands in the prompt. Looking the newest tokens up in the request's
-own text costs microseconds and no model (prompt lookup decoding; SuffixDecoding, arXiv 2411.04975).
+own text costs microseconds and no model (prompt lookup decoding; SuffixDecoding, arXiv 2411.04975). Looking them up in
+the answers of earlier requests and in the user's repository costs the same (REST, arXiv 2311.08252).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from paceline.records import Verdict
 from paceline.request import Request
-from paceline.spec.proposer import NO_DRAFT, Draft
-
-# Shortest run of tokens that counts as a match; a single token follows itself by chance too often.
-MIN_MATCH = 2
-# Longest suffix compared: beyond it a longer match no longer says more about what follows.
-MAX_MATCH = 32
-# Occurrences of the newest MIN_MATCH tokens that are compared, newest first: bounds the work per lookup.
-MAX_CANDIDATES = 16
+from paceline.spec.index import MAX_MATCH, SEPARATOR, Match, TokenIndex
+from paceline.spec.proposer import Guess
 
 
-class SuffixIndex:
-    """An append-only token sequence in which the longest recurring suffix is found.
-
-    Appending a token and a lookup both cost a bounded number of steps, whatever the length of the sequence. Among the
-    MAX_CANDIDATES newest earlier occurrences of the last MIN_MATCH tokens, the one with the longest common suffix
-    wins; the newest of equals.
-    """
-
-    def __init__(self, token_ids: Sequence[int] = ()) -> None:
-        self._tokens: list[int] = []
-        self._ends: dict[tuple[int, ...], list[int]] = {}  # last tokens -> positions after earlier occurrences
-        self.extend(token_ids)
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Append tokens."""
-        for token_id in token_ids:
-            self._tokens.append(token_id)
-            end = len(self._tokens)
-            if end >= MIN_MATCH:
-                ends = self._ends.setdefault(tuple(self._tokens[end - MIN_MATCH :]), [])
-                ends.append(end)
-                if len(ends) > 2 * MAX_CANDIDATES:
-                    del ends[: -MAX_CANDIDATES - 1]
-
-    def match(self, recent: Sequence[int]) -> tuple[int, int]:
-        """Where ``recent`` last continued: (position after the longest match, its length); (0, 0) when nowhere.
-
-        ``recent`` may be the tail of this sequence itself; the occurrence at its very end has no continuation and does
-        not count.
-        """
-        if len(recent) < MIN_MATCH:
-            return 0, 0
-        best_end, best_length = 0, 0
-        candidates = self._ends.get(tuple(recent[-MIN_MATCH:]), ())
-        for end in reversed(candidates[-MAX_CANDIDATES - 1 :]):
-            if end == len(self._tokens):
-                continue
-            length = self._common_suffix(recent, end)
-            if length > best_length:
-                best_end, best_length = end, length
-                if length == MAX_MATCH:
-                    break
-        return best_end, best_length
-
-    def continuation(self, end: int, num_tokens: int) -> list[int]:
-        """The tokens that follow position ``end``, at most ``num_tokens``."""
-        return self._tokens[end : end + num_tokens]
-
-    def _common_suffix(self, recent: Sequence[int], end: int) -> int:
-        limit = min(len(recent), end, MAX_MATCH)
-        length = MIN_MATCH
-        while length < limit and recent[-1 - length] == self._tokens[end - 1 - length]:
-            length += 1
-        return length
-
-
-class SuffixProposer:
-    """Drafts from the request's own tokens, prompt and output."""
+class SuffixLookup:
+    """Guesses from the request's own tokens, prompt and output."""
 
     name = "suffix"
 
     def __init__(self) -> None:
-        self._indexes: dict[str, SuffixIndex] = {}
+        self._indexes: dict[str, TokenIndex] = {}
 
-    def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
-        """See :class:`Proposer`; deterministic, so no draft_probs."""
-        return [self._draft(request, horizon) for request, horizon in zip(requests, horizons, strict=True)]
-
-    def observe(self, request: Request, verdict: Verdict) -> None:
-        """See :class:`Proposer`; the index follows the committed tokens at the next proposal."""
-
-    def release(self, request_id: str) -> None:
-        """See :class:`Proposer`."""
-        self._indexes.pop(request_id, None)
-
-    def _draft(self, request: Request, horizon: int) -> Draft:
-        index = self._indexes.setdefault(request.request_id, SuffixIndex())
+    def look_up(self, request: Request, num_tokens: int) -> Guess | None:
+        """See :class:`Lookup`."""
+        index = self._indexes.get(request.request_id)
+        if index is None:
+            index = self._indexes[request.request_id] = TokenIndex()
         index.extend(request.token_ids[len(index) :])
-        end, length = index.match(request.token_ids[-MAX_MATCH:])
-        if length == 0:
-            return NO_DRAFT
-        token_ids = index.continuation(end, horizon)
-        # Where the known text ends the draft goes on copying from itself: a run or a period is expected to continue.
-        period = len(index) - end
-        while len(token_ids) < horizon:
+        match = index.match(request.token_ids[-MAX_MATCH:])
+        if match is None:
+            return None
+        token_ids = index.continuation(match.position, num_tokens)
+        # Where the known text ends the guess goes on copying from itself: a run or a period is expected to continue.
+        period = len(index) - match.position
+        while len(token_ids) < num_tokens:
             token_ids.append(token_ids[-period])
-        return Draft(token_ids, self.name)
+        return Guess(token_ids, self.name, _kind(match), match.length)
+
+    def release(self, request: Request) -> None:
+        """See :class:`Lookup`."""
+        self._indexes.pop(request.request_id, None)
+
+    def forget_answers(self) -> None:
+        """See :class:`Lookup`; nothing is kept."""
+
+
+class CorpusLookup:
+    """Guesses from what earlier requests were answered, and from the user's repository.
+
+    Both are indexes of bounded size, shared by all requests: the oldest answers make room for new ones.
+
+    Args:
+        capacity: tokens of earlier answers that are kept.
+        repository: an index of the user's files, or None for none.
+    """
+
+    name = "corpus"
+
+    def __init__(self, capacity: int, repository: TokenIndex | None = None) -> None:
+        self._capacity = capacity
+        self._answers = TokenIndex(capacity)
+        self._repository = repository
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by the indexes."""
+        return self._answers.num_bytes + (self._repository.num_bytes if self._repository is not None else 0)
+
+    def look_up(self, request: Request, num_tokens: int) -> Guess | None:
+        """See :class:`Lookup`; the longer match wins, an earlier answer over the repository at a tie."""
+        recent = request.token_ids[-MAX_MATCH:]
+        best: tuple[Match, TokenIndex] | None = None
+        for index in (self._answers, self._repository):
+            match = index.match(recent) if index is not None and len(index) else None
+            if index is not None and match is not None and (best is None or match.length > best[0].length):
+                best = (match, index)
+        if best is None:
+            return None
+        match, index = best
+        token_ids = index.continuation(match.position, num_tokens)
+        return Guess(token_ids, self.name, _kind(match), match.length) if token_ids else None
+
+    def release(self, request: Request) -> None:
+        """See :class:`Lookup`; the answer joins the index."""
+        answer = request.output_token_ids
+        if answer:
+            self._answers.extend([*answer, SEPARATOR])
+
+    def forget_answers(self) -> None:
+        """Drop what earlier requests were answered; the repository stays."""
+        self._answers = TokenIndex(self._capacity)
+
+
+def _kind(match: Match) -> str:
+    """Whether the places found agree on what follows."""
+    if match.num_candidates == 1:
+        return "single"
+    return "agreed" if match.num_agreeing == match.num_candidates else "split"

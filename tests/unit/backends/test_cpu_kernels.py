@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.backends.cpu import CpuBackend, CpuEmbedding, CpuLinear, WeightFormat
+from paceline.backends.cpu import CpuBackend, CpuEmbedding, CpuLinear, KVFormat, WeightFormat
 from paceline.backends.kv_store import KVShape
 from paceline.backends.metadata import AttentionMetadata, SequenceSlice
 from paceline.backends.quantized import GROUP, QuantizedTensor, quantize
@@ -33,10 +33,14 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def make_backend(
-    instruction_set: str, monkeypatch: pytest.MonkeyPatch, weight_format: WeightFormat = "auto", num_threads: int = 1
+    instruction_set: str,
+    monkeypatch: pytest.MonkeyPatch,
+    weight_format: WeightFormat = "auto",
+    num_threads: int = 1,
+    kv_format: KVFormat = "bf16",
 ) -> CpuBackend:
     monkeypatch.setenv("PACELINE_ISA", instruction_set)
-    backend = CpuBackend(num_threads, weight_format)
+    backend = CpuBackend(num_threads, weight_format, kv_format)
     assert backend.runtime.instruction_set == instruction_set
     return backend
 
@@ -405,8 +409,14 @@ class AttentionCase:
             for i, past in enumerate(self.pasts)
         ]
 
-    def run(self, backend: CpuBackend | TorchBackend, *, size_of_values: bool = False) -> Tensor:
-        """The batch's attention; with ``size_of_values`` over the values without their signs."""
+    def run(
+        self,
+        backend: CpuBackend | TorchBackend,
+        *,
+        keep: Callable[[Tensor], Tensor] = Tensor.clone,
+        size_of_values: bool = False,
+    ) -> Tensor:
+        """The batch's attention over K/V as ``keep`` makes them; with ``size_of_values`` over values without signs."""
         store = backend.make_kv_store(self.shape)
         # What former owners of the blocks left behind must not be seen.
         everything = SequenceSlice(0, self.shape.num_slots, self.shape.num_slots, range(self.shape.num_slots))
@@ -419,10 +429,11 @@ class AttentionCase:
             for past, (k, v) in zip(self.pasts, self.past_kv, strict=True)
         ]
         for step, k, v in [*steps, (metadata, self.k, self.v)]:
-            backend.write_kv(store, 1, k, v.abs() if size_of_values else v, step)
+            backend.write_kv(store, 1, keep(k), keep(v.abs() if size_of_values else v), step)
         return backend.attention(self.q, store, 1, metadata, self.window)
 
-    def check(self, backend: CpuBackend) -> None:
+    def check(self, backend: CpuBackend, *, keep: Callable[[Tensor], Tensor] = Tensor.clone) -> None:
+        """Against torch, which gets K and V as the backend's store is expected to keep them."""
         oracle = TorchBackend(CPU, torch.float32)
         got = self.run(backend)
         # A score's rounding error grows with the score, and a probability changes by that much.
@@ -432,8 +443,8 @@ class AttentionCase:
             # they are divided by, is off by up to 2^-9 of itself.
             scale = 1 / torch.tensor(self.shape.head_dim, dtype=torch.float32).sqrt()
             self.q = (self.q * scale).bfloat16().float() / scale
-            bound += 2.0**-8 * self.run(oracle, size_of_values=True)
-        assert ((got - self.run(oracle)).abs() <= bound).all()
+            bound += 2.0**-8 * self.run(oracle, keep=keep, size_of_values=True)
+        assert ((got - self.run(oracle, keep=keep)).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 8])
@@ -489,6 +500,35 @@ def test_k_and_v_are_rounded_to_bf16(backend: CpuBackend) -> None:
     assert torch.equal(backend.attention(randn(1, 2, 24), store, 0, metadata, None), v.bfloat16().float().flatten(1))
 
 
+def in_signed_heads(x: Tensor) -> Tensor:
+    """K or V [tokens, heads, head_dim] as an int8 store keeps it: codes -127 to 127 times a head's largest / 127."""
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.tensor(127.0) / largest, torch.zeros(()))
+    return (x * inverse).round() * (largest / 127)  # half to even
+
+
+@pytest.mark.parametrize("instruction_set", _kernels.instruction_sets())
+@pytest.mark.parametrize("seed", range(12))
+def test_attention_over_keys_and_values_in_int8(
+    seed: int, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_backend(instruction_set, monkeypatch, kv_format="int8")
+    AttentionCase(random.Random(seed)).check(backend, keep=in_signed_heads)
+
+
+@pytest.mark.parametrize("instruction_set", _kernels.instruction_sets())
+def test_an_int8_store_keeps_zeros_and_numbers_too_small_for_a_scale(
+    instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_backend(instruction_set, monkeypatch, kv_format="int8")
+    store = backend.make_kv_store(KVShape(16, 1, 2, 24))
+    metadata = AttentionMetadata([SequenceSlice(0, 1, 1, [0])], 16, CPU)
+    for size in (0.0, 1e-40):
+        v = torch.full((1, 2, 24), size)
+        backend.write_kv(store, 0, v, v, metadata)
+        assert torch.equal(backend.attention(randn(1, 2, 24), store, 0, metadata, None), torch.zeros(1, 48))
+
+
 def test_write_kv_refuses_heads_of_another_shape(backend: CpuBackend) -> None:
     store = backend.make_kv_store(KVShape(16, 1, 2, 24))
     metadata = AttentionMetadata([SequenceSlice(0, 1, 1, [0])], 16, CPU)
@@ -501,13 +541,23 @@ def test_a_token_takes_bf16_heads_filled_up_to_32(backend: CpuBackend, head_dim:
     assert backend.kv_bytes_per_token(KVShape(100, 3, 2, head_dim)) == 2 * 3 * 2 * kept * 2
 
 
+def test_a_token_in_int8_takes_a_byte_a_number_and_a_scale_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make_backend(_kernels.instruction_sets()[0], monkeypatch, kv_format="int8")
+    assert backend.kv_bytes_per_token(KVShape(100, 3, 2, 64)) == 2 * 3 * 2 * (64 + 4)
+
+
+@pytest.mark.parametrize("instruction_set", _kernels.instruction_sets())
+@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_what_a_broken_request_left_in_a_block_does_not_reach_its_next_owner(
-    backend: CpuBackend, broken: float
+    broken: float, kv_format: KVFormat, instruction_set: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    backend = make_backend(instruction_set, monkeypatch, kv_format=kv_format)
     store = backend.make_kv_store(KVShape(16, 1, 2, 16))
     stale = torch.full((16, 2, 16), broken)
     backend.write_kv(store, 0, stale, stale, AttentionMetadata([SequenceSlice(0, 16, 16, [0])], 16, CPU))
     value, first = torch.ones(1, 2, 16), AttentionMetadata([SequenceSlice(0, 1, 1, [0])], 16, CPU)
     backend.write_kv(store, 0, value, value, first)
-    assert torch.equal(backend.attention(value, store, 0, first, None), torch.ones(1, 32))
+    got = backend.attention(value, store, 0, first, None)
+    # A probability times the scale of a value is rounded to bf16 in the tile unit.
+    torch.testing.assert_close(got, torch.ones(1, 32), rtol=0 if kv_format == "bf16" else 2.0**-9, atol=0)

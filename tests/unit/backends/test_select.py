@@ -80,6 +80,15 @@ def test_torch_has_no_integer_weights(dtype: str) -> None:
         select_backend(RuntimeConfig(backend="torch", dtype=dtype))  # type: ignore[arg-type]
 
 
+def test_torch_has_no_integer_keys_and_values() -> None:
+    for config in (
+        RuntimeConfig(backend="torch", kv_cache_dtype="int8"),
+        RuntimeConfig(dtype="fp32", kv_cache_dtype="int8"),
+    ):
+        with pytest.raises(BackendUnavailableError, match="in int8 needs the CPU kernels"):
+            select_backend(config)
+
+
 def test_the_kernels_do_not_compute_fp32() -> None:
     with pytest.raises(BackendUnavailableError, match="use --backend torch for other devices and fp32"):
         select_backend(RuntimeConfig(backend="cpu", dtype="fp32"))

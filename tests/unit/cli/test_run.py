@@ -28,6 +28,9 @@ KEYS: dict[str, set[str] | None] = {
         "acceptance_histogram",
         "mean_horizon",
         "accepted_by_source",
+        "drafted_by_source",
+        "horizon_histogram",
+        "calibration_error",
     },
     "kv": {"block_size", "num_blocks", "peak_blocks_used", "waste"},
 }
@@ -82,7 +85,8 @@ def test_json_is_one_object_with_exactly_the_contracts_keys(
     assert data["finish_reason"] == "length"
     assert data["usage"]["completion_tokens"] == len(data["token_ids"]) == 12
     assert data["speculation"]["mode"] == spec
-    assert (data["speculation"]["num_draft_tokens"] == 0) == (spec == "off")
+    assert sum(data["speculation"]["drafted_by_source"].values()) == data["speculation"]["num_draft_tokens"]
+    assert data["speculation"]["num_draft_tokens"] == 0 or spec != "off"
     assert data["kv"]["block_size"] == 8
     assert data["text"] in result.err
 
@@ -149,6 +153,30 @@ def test_ignore_eos_goes_on(cli: Callable[..., Result], tiny_checkpoint: Path) -
     ended, went_on = cli(*arguments), cli(*arguments, "--ignore-eos")
     assert json.loads(ended.out)["finish_reason"] == "stop"
     assert json.loads(went_on.out)["finish_reason"] == "length"
+
+
+def test_a_corpus_is_looked_up_and_kept(
+    run: Callable[..., Result], answer: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    expected = answer(user("abc"))
+    notes = tmp_path / "notes.txt"
+    notes.write_text(expected * 3)
+    arguments = ("abc", "--json", "--corpus", notes, "--drafters", "corpus", "--spec", "static", "--spec-tokens", 4)
+    data = json.loads(run(*arguments).out)
+    assert data["text"] == expected
+    assert data["speculation"]["accepted_by_source"]["corpus"] > 0
+    assert list((tmp_path / "home" / "corpus").glob("*.npz"))
+    missing = run("abc", "--corpus", tmp_path / "missing")
+    assert missing.status != 0
+    assert "no such file or folder" in missing.err
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_an_acceptance_out_of_range_is_refused(run: Callable[..., Result], share: float) -> None:
+    result = run("abc", "--min-acceptance", share)
+    assert result.status != 0
+    assert "min_acceptance" in result.err
 
 
 def test_a_drafter_list_is_obeyed(run: Callable[..., Result], tiny_checkpoint: Path) -> None:

@@ -30,9 +30,10 @@ def test_self_draft_accepts_everything(arm: Arm) -> None:
         assert report.num_draft_tokens == report.num_spec_steps == 0
     elif "self-draft" in arm.name:
         assert report.draft_acceptance_rate == 1.0
-        assert report.num_draft_tokens > 300
+        # A draft as slow as its target never pays: the dynamic horizon tries it and leaves it.
+        assert report.num_draft_tokens > 300 or arm.name == "dynamic-self-draft"
     else:
-        assert 0 < report.num_accepted_draft_tokens < report.num_draft_tokens
+        assert 0 < report.num_accepted_draft_tokens <= report.num_draft_tokens
 
 
 def test_end_token_ends_and_is_counted_but_not_shown(arm: Arm) -> None:

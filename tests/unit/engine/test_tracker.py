@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -125,11 +125,24 @@ def test_speculation_report(clock: Clock) -> None:
     assert list(report.acceptance_histogram) == [2, 0, 2, 0, 1]
     assert report.mean_horizon == pytest.approx(15 / 6)
     assert report.accepted_by_source == {"model": 4, "suffix": 4, "prediction": 0}
+    assert report.drafted_by_source == {"model": 8, "suffix": 6, "prediction": 1}
+    assert list(report.horizon_histogram) == [1, 1, 1, 0, 3]
+    assert report.calibration_error is None  # nobody said what was expected
 
 
 def test_a_first_step_that_drafts_is_a_decoding_step(clock: Clock) -> None:
     report = follow(clock, [(1.0, 4, 4, 3, "model"), (1.1, 3, 2, 2, "model")]).speculation()
     assert report.mean_horizon == pytest.approx(6 / 2)
+
+
+def test_calibration_error_is_over_what_was_judged() -> None:
+    tracker = RequestTracker(request())
+    for accepted in (2, 1, 0, 2):
+        tracker.record_tokens(
+            accepted + 1, replace(event(3, accepted, "suffix"), expected_acceptances=(0.95, 0.95, 0.05))
+        )
+    # Judged: 0.95 seven times with 5 true (three firsts, two seconds), 0.05 twice with none true.
+    assert tracker.speculation().calibration_error == pytest.approx((7 * 0.95 - 5 + 2 * 0.05) / 9)
 
 
 def test_kv_report_averages_over_steps() -> None:

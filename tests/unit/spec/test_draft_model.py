@@ -196,7 +196,7 @@ class CountingRunner:
     """Counts the tokens that pass through a real runner."""
 
     def __init__(self, engine: Engine) -> None:
-        proposer = engine.core._proposer._proposers["model"]  # type: ignore[attr-defined]
+        proposer = engine.core.ladder._proposers["model"]  # type: ignore[attr-defined]
         self._runner = proposer._runner
         self.num_fed = 0
         proposer._runner = self

@@ -1,0 +1,264 @@
+"""The ladder of drafters: in each step every request drafts with the source that promises most, and as far as it pays.
+
+All choices are made from committed tokens, before anything is drawn: lookups are deterministic and stand before the
+draft model begins, and which source drafts never depends on what a model drew (law 4's trap).
+
+Lookups are free, so all of them are asked in every step and judged by what was then committed, whether or not they
+drafted. Their acceptance stays known while others draft, or nobody: nothing has to be tried out to come back to them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.records import Verdict
+from paceline.request import Request
+from paceline.spec.calibration import Calibration
+from paceline.spec.costs import StepCosts
+from paceline.spec.horizon import HorizonController, Prospect
+from paceline.spec.proposer import NO_DRAFT, Draft, Guess, Lookup, Proposer
+
+# Kind of evidence of a source that is not asked before it drafts: the place in the draft is all there is to go by.
+_BLIND = "blind"
+# Cost of a draft token of a source that never drafted, in plain steps.
+_UNKNOWN_COST = 0.08
+# A source named earlier drafts if it promises this share of the best: differences below it are noise.
+_AS_GOOD = 0.95
+
+
+@dataclass(slots=True)
+class _Option:
+    """One source's offer to one request; ``guess`` is None for a proposer, which has not drafted yet."""
+
+    source: str
+    acceptances: Sequence[float]
+    prospect: Prospect
+    guess: Guess | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """A request between its plan, made when it had ``num_tokens`` tokens, and its verdict."""
+
+    request: Request
+    num_tokens: int = 0
+    guesses: list[Guess] = field(default_factory=list)
+    option: _Option | None = None
+    horizon: int = 0
+    draft: Draft = NO_DRAFT
+    proposers_asked: set[str] = field(default_factory=set)
+
+
+class Ladder:
+    """Plans horizons, drafts, and learns.
+
+    Args:
+        lookups: sources that answer at once, in order of preference where two promise the same.
+        proposers: sources that take time.
+        costs: what passes and drafts take; fed by :meth:`record_step`.
+    """
+
+    name = "ladder"
+
+    def __init__(
+        self,
+        lookups: Sequence[Lookup],
+        proposers: Sequence[Proposer] = (),
+        *,
+        costs: StepCosts | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.costs = costs if costs is not None else StepCosts()
+        self.calibration = calibration if calibration is not None else Calibration()
+        self.controller = HorizonController(self.costs)
+        self._lookups = {lookup.name: lookup for lookup in lookups}
+        self._proposers = {proposer.name: proposer for proposer in proposers}
+        self._states: dict[str, _State] = {}
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of all sources."""
+        return [*self._lookups, *self._proposers]
+
+    def plan(self, requests: Sequence[Request]) -> None:
+        """Choose source and horizon for each of the requests that decode in this step: one budget over the batch."""
+        states = [self._look_around(request) for request in requests]
+        context = _mean_context(requests)
+        dynamic = []
+        for state in states:
+            if state.option is not None and state.request.speculation.mode == "dynamic":
+                dynamic.append(state)
+            elif state.option is not None:
+                state.horizon = len(state.option.acceptances)
+        if not dynamic:
+            return
+        prospects = [state.option.prospect for state in dynamic if state.option is not None]
+        for state, horizon in zip(dynamic, self.controller.choose(prospects, context), strict=True):
+            state.horizon = horizon or self._probe(state, context)
+
+    def horizon(self, request: Request) -> int:
+        """How many tokens the request should draft in this step; planned now if it was not in the plan."""
+        state = self._states.get(request.request_id)
+        if state is None:
+            self.plan([request])
+            state = self._states[request.request_id]
+        return state.horizon
+
+    def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
+        """One draft per request, of at most ``horizons[i]`` tokens, from the source that was planned."""
+        drafts = [NO_DRAFT] * len(requests)
+        asked: dict[str, list[int]] = {}
+        for index, (request, horizon) in enumerate(zip(requests, horizons, strict=True)):
+            state = self._states.get(request.request_id)
+            option = state.option if state is not None and state.num_tokens == request.num_tokens else None
+            if option is None or horizon == 0:
+                continue
+            if option.guess is not None:
+                token_ids = option.guess.token_ids[:horizon]
+                drafts[index] = Draft(token_ids, option.source, acceptances=option.acceptances[:horizon])
+            else:
+                asked.setdefault(option.source, []).append(index)
+        for source, indices in asked.items():
+            proposed = self._ask(source, [requests[i] for i in indices], [horizons[i] for i in indices])
+            for index, draft in zip(indices, proposed, strict=True):
+                drafts[index] = draft
+        for request, draft in zip(requests, drafts, strict=True):
+            if draft.token_ids:
+                self._states[request.request_id].draft = draft
+        return drafts
+
+    def observe(self, request: Request, verdict: Verdict) -> None:
+        """What became of a request's draft; called after its tokens and counters are updated."""
+        state = self._states.get(request.request_id)
+        if state is None:
+            return
+        session = _session(request)
+        for guess in state.guesses:
+            num_true, is_missed = _agreement(guess.token_ids, verdict.token_ids)
+            self.calibration.observe(session, guess.source, guess.kind, guess.length, num_true, ended_in_miss=is_missed)
+        proposer = self._proposers.get(state.draft.source)
+        if proposer is not None:
+            is_missed = verdict.num_accepted < verdict.num_drafted
+            self.calibration.observe(session, proposer.name, _BLIND, 0, verdict.num_accepted, ended_in_miss=is_missed)
+            proposer.observe(request, verdict)
+        if verdict.num_drafted and request.speculation.mode == "dynamic":
+            self.controller.observe_round(verdict.num_drafted, verdict.num_accepted, request.speculation.min_acceptance)
+        state.guesses, state.option, state.horizon, state.draft = [], None, 0, NO_DRAFT
+
+    def record_step(
+        self, requests: Sequence[Request], num_tokens: int, num_drafted: int, *, draft_ms: float, step_ms: float
+    ) -> None:
+        """A step in which all of ``requests`` decoded: what it yielded and what it took, drafting included."""
+        context = _mean_context(requests)
+        self.controller.observe_step(len(requests), num_tokens, num_drafted, step_ms, context, draft_ms)
+        self.costs.observe_pass(len(requests) + num_drafted, context, step_ms - draft_ms)
+
+    def release(self, request: Request) -> None:
+        """Forget a request that ended."""
+        self._states.pop(request.request_id, None)
+        for lookup in self._lookups.values():
+            lookup.release(request)
+        for proposer in self._proposers.values():
+            proposer.release(request.request_id)
+        if request.session_id is None:
+            self.calibration.forget(_session(request))
+
+    def forget_answers(self) -> None:
+        """Drop what earlier requests were answered, wherever it is looked up; for a cold start."""
+        for lookup in self._lookups.values():
+            lookup.forget_answers()
+
+    def _look_around(self, request: Request) -> _State:
+        """Ask every lookup, and choose the source that promises most."""
+        state = self._states.get(request.request_id)
+        if state is None:
+            state = self._states[request.request_id] = _State(request)
+        speculation = request.speculation
+        state.guesses, state.option, state.horizon, state.draft = [], None, 0, NO_DRAFT
+        state.num_tokens = request.num_tokens
+        if speculation.mode == "off":
+            return state
+        options = []
+        for name in speculation.drafters:
+            if name in self._lookups:
+                guess = self._lookups[name].look_up(request, speculation.max_tokens)
+                if guess is not None:
+                    state.guesses.append(guess)
+                    options.append(self._option(request, name, guess))
+            elif name in self._proposers:
+                options.append(self._option(request, name, None))
+        if len(options) == 1:
+            state.option = options[0]
+        elif options:
+            context = float(request.num_tokens)
+            promises = [self._promise(option, request, context) for option in options]
+            enough = _AS_GOOD * max(promises)
+            state.option = next(option for option, promise in zip(options, promises, strict=True) if promise >= enough)
+        return state
+
+    def _option(self, request: Request, source: str, guess: Guess | None) -> _Option:
+        kind, length, count = _BLIND, 0, request.speculation.max_tokens
+        if guess is not None:
+            kind, length, count = guess.kind, guess.length, len(guess.token_ids)
+        acceptances = self.calibration.acceptances(_session(request), source, kind, length, count)
+        survivals, survival = [], 1.0
+        for acceptance in acceptances:
+            survival *= acceptance
+            survivals.append(survival)
+        cost = 0.0 if guess is not None else self._draft_ms(source, float(request.num_tokens))
+        return _Option(source, acceptances, Prospect(survivals, cost, request.speculation.min_acceptance), guess)
+
+    def _promise(self, option: _Option, request: Request, context: float) -> float:
+        if request.speculation.mode == "static":
+            return self.controller.value_of_all(option.prospect, context)
+        return self.controller.value(option.prospect, context)
+
+    def _probe(self, state: _State, context: float) -> int:
+        """A short draft of a proposer that seemed not worth its cost, now and then."""
+        names = [name for name in state.request.speculation.drafters if name in self._proposers]
+        if not names:
+            return 0
+        length = self.controller.take_probe(self._draft_ms(names[0], context), context)
+        if length:
+            state.option = self._option(state.request, names[0], None)
+        return min(length, state.request.speculation.max_tokens)
+
+    def _draft_ms(self, source: str, context: float) -> float:
+        known = self.costs.draft_ms(source)
+        return known if known is not None else _UNKNOWN_COST * self.costs.plain_ms(context)
+
+    def _ask(self, source: str, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
+        started = time.perf_counter()
+        proposed = self._proposers[source].propose(requests, horizons)
+        milliseconds = (time.perf_counter() - started) * 1e3
+        states = [self._states[request.request_id] for request in requests]
+        # A request's first draft includes the model's reading of the whole prompt, which is no price of a token.
+        if all(source in state.proposers_asked for state in states):
+            self.costs.observe_draft(source, max(len(draft.token_ids) for draft in proposed), milliseconds)
+        drafts = []
+        for state, draft in zip(states, proposed, strict=True):
+            state.proposers_asked.add(source)
+            acceptances = state.option.acceptances[: len(draft.token_ids)] if state.option is not None else ()
+            if draft.token_ids:
+                drafts.append(Draft(draft.token_ids, source, draft.draft_probs, acceptances))
+            else:
+                drafts.append(NO_DRAFT)
+        return drafts
+
+
+def _session(request: Request) -> str:
+    return request.session_id if request.session_id is not None else request.request_id
+
+
+def _mean_context(requests: Sequence[Request]) -> float:
+    return sum(request.num_tokens for request in requests) / max(1, len(requests))
+
+
+def _agreement(guessed: Sequence[int], committed: Sequence[int]) -> tuple[int, bool]:
+    """How many guessed tokens came true, and whether the next one is known not to have."""
+    for position, (guess, token_id) in enumerate(zip(guessed, committed, strict=False)):
+        if guess != token_id:
+            return position, True
+    return min(len(guessed), len(committed)), False

@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -109,8 +110,7 @@ class RemoteChat:
 def _speculative(speculation: Speculation) -> bool | dict[str, Any]:
     if speculation.mode == "off":
         return False
-    drafters = list(speculation.drafters)
-    return {"mode": speculation.mode, "max_tokens": speculation.max_tokens, "drafters": drafters}
+    return {**asdict(speculation), "drafters": list(speculation.drafters)}
 
 
 def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -126,10 +126,29 @@ def serve(
             metavar="N",
             help="Longest horizon, 1 to 64.",
         ),
-    ] = 8,
+    ] = options.DEFAULT_SPECULATION.max_tokens,
     drafters: Annotated[
-        str, _flag("--drafters", panel="Speculation", metavar="LIST", help="Who may draft, asked in this order.")
+        str,
+        _flag("--drafters", panel="Speculation", metavar="LIST", help="Who may draft; of equals the first named does."),
     ] = options.DEFAULT_DRAFTERS,
+    min_acceptance: Annotated[
+        float,
+        _flag(
+            "--min-acceptance",
+            panel="Speculation",
+            metavar="SHARE",
+            help="Share of drafted tokens that should be accepted; 0 asks for speed alone.",
+        ),
+    ] = options.DEFAULT_SPECULATION.min_acceptance,
+    corpus: Annotated[
+        list[Path] | None,
+        _flag(
+            "--corpus",
+            panel="Speculation",
+            metavar="PATH",
+            help="Look drafts up in this file or folder as well; repeatable.",
+        ),
+    ] = None,
     speculative_config: Annotated[
         str | None,
         _flag(
@@ -153,6 +172,9 @@ def serve(
     kv_memory: Annotated[
         int | None, _flag("--kv-memory", panel="Machine", metavar="MIB", help="Budget of the KV cache in MiB.")
     ] = None,
+    kv_cache_dtype: Annotated[
+        str, _flag("--kv-cache-dtype", panel="Machine", help="auto, or int8: half the memory for the KV cache.")
+    ] = "auto",
     enable_prefix_caching: Annotated[
         bool,
         _flag(
@@ -193,7 +215,9 @@ def serve(
     speculation = (
         Speculation("off")
         if no_spec
-        else options.make_speculation(asked.mode or spec, asked.max_tokens or spec_tokens, asked.drafters or drafters)
+        else options.make_speculation(
+            asked.mode or spec, asked.max_tokens or spec_tokens, asked.drafters or drafters, min_acceptance
+        )
     )
     settings = ServerConfig(
         host=host,
@@ -228,7 +252,9 @@ def serve(
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
             kv_memory_bytes=None if kv_memory is None else kv_memory * 2**20,
+            kv_cache_dtype=kv_cache_dtype,
             enable_prefix_cache=enable_prefix_caching,
+            corpus=corpus or (),
             speculation=speculation,
         )
 

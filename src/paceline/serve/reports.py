@@ -68,7 +68,10 @@ def metrics(output: Output, speculation: Speculation) -> dict[str, Any]:
             "num_draft_tokens": report.num_draft_tokens,
             "num_spec_tokens": 0 if speculation.mode == "off" else speculation.max_tokens,
             "mean_horizon": report.mean_horizon,
+            "horizon_histogram": list(report.horizon_histogram),
+            "calibration_error": report.calibration_error,
             "accepted_by_source": dict(report.accepted_by_source),
+            "drafted_by_source": dict(report.drafted_by_source),
         }
     }
 

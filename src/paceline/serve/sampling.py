@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.request import DRAFTERS, MAX_SPEC_TOKENS, SamplingParams, Speculation
+from paceline.request import MAX_SPEC_TOKENS, SamplingParams, Speculation
 from paceline.serve.errors import ApiError, not_supported
 
 log = logging.getLogger("paceline.serve")
@@ -32,12 +32,16 @@ class WireModel(BaseModel):
         return self
 
 
+Drafter = Literal["prediction", "suffix", "corpus", "model"]
+
+
 class SpeculativeOptions(WireModel):
     """Speculation of one request; a field that is left out is the server's."""
 
     mode: Literal["dynamic", "static", "off"] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_SPEC_TOKENS)] | None = None
-    drafters: list[Literal["prediction", "suffix", "model"]] | None = None
+    drafters: list[Drafter] | None = None
+    min_acceptance: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
 class StreamOptions(WireModel):
@@ -133,9 +137,12 @@ def speculation(asked: bool | SpeculativeOptions | None, default: Speculation) -
         return default
     if asked is False:
         return Speculation(mode="off")
-    mode = asked.mode or (default.mode if default.mode != "off" else "dynamic")
-    drafters = tuple(asked.drafters) if asked.drafters is not None else (default.drafters or DRAFTERS)
-    return Speculation(mode=mode, max_tokens=asked.max_tokens or default.max_tokens, drafters=drafters)
+    return Speculation(
+        mode=asked.mode or (default.mode if default.mode != "off" else "dynamic"),
+        max_tokens=asked.max_tokens or default.max_tokens,
+        drafters=tuple(asked.drafters) if asked.drafters is not None else default.drafters,
+        min_acceptance=default.min_acceptance if asked.min_acceptance is None else asked.min_acceptance,
+    )
 
 
 def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:

@@ -82,6 +82,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     params = [
         body.params(max_tokens=max(1, max_tokens), logprobs=body.logprobs, choice=index) for index in range(num_choices)
     ]
+    drafting = speculation(body.speculative, service.engine.speculation)
     ticket = service.admit(len(texts) * num_choices)
     try:
         if max_tokens == 0 and not body.echo:
@@ -104,7 +105,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     prediction = body.prediction.get("content") if body.prediction else None
     job = Job(
         branches,
-        speculation(body.speculative, service.engine.speculation),
+        drafting,
         prediction if isinstance(prediction, str) else None,
     )
     writer = _Writer(service, job, prompts, texts, model, body, generates=max_tokens > 0)

@@ -32,15 +32,12 @@ class WireModel(BaseModel):
         return self
 
 
-Drafter = Literal["prediction", "suffix", "corpus", "model"]
-
-
 class SpeculativeOptions(WireModel):
     """Speculation of one request; a field that is left out is the server's."""
 
     mode: Literal["dynamic", "static", "off"] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_SPEC_TOKENS)] | None = None
-    drafters: list[Drafter] | None = None
+    drafters: list[str] | None = None
     min_acceptance: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
@@ -132,7 +129,11 @@ def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def speculation(asked: bool | SpeculativeOptions | None, default: Speculation) -> Speculation:
-    """A request's speculation: false is off, true the server's, an object changes what it names."""
+    """A request's speculation: false is off, true the server's, an object changes what it names.
+
+    Raises:
+        InvalidParameterError: an unknown drafter.
+    """
     if asked is None or asked is True:
         return default
     if asked is False:

@@ -84,7 +84,10 @@ def load_draft(
     weights: dict[str, Weight] = {EMBEDDING: projected.to(dtype), **tensors}
     bits = settings.get("weight_bits")
     if keep_quantized and bits:
-        weights = {name: _quantized(weight, int(bits)) for name, weight in weights.items()}
+        # All but the table, of which one row is read: rounding its millions of numbers would only take time.
+        weights = {
+            name: weight if name == EMBEDDING else _quantized(weight, int(bits)) for name, weight in weights.items()
+        }
     checkpoint = Checkpoint(path.absolute().name, config, weights, target.tokenizer)
     return DraftCheckpoint(checkpoint, vocabulary)
 

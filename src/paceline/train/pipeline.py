@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,11 +23,9 @@ from paceline.loader.load import Checkpoint, load_checkpoint
 from paceline.loader.safetensors import read_json
 from paceline.model.draft_vocabulary import DraftVocabulary
 from paceline.train.corpus import SourceFile, installed_packages, standard_library
-from paceline.train.dataset import RowSet, kinds_of, pack
-from paceline.train.distill import Answer, AnswerStore
-from paceline.train.encoding import Example, Teacher, place
+from paceline.train.dataset import RowSet
+from paceline.train.distill import AnswerStore
 from paceline.train.evaluation import Acceptance, evaluate
-from paceline.train.examples import ExampleMaker
 from paceline.train.export import draft_config, export_draft
 from paceline.train.loop import Progress, Trainer, has_fast_bf16
 from paceline.train.near_duplicates import HeldOutTexts, NearDuplicates
@@ -37,8 +34,7 @@ from paceline.train.prompts import Prompt, make_prompts
 from paceline.train.provenance import environment, files_sha256, packages_and_licences
 from paceline.train.recipe import DraftShape, Recipe
 from paceline.train.repository import tracked_files
-from paceline.train.syntax import roles_of_answer
-from paceline.train.vocabulary import choose_vocabulary, coverage
+from paceline.train.rows import make_rows
 
 _BYTES_PER_TOKEN = 3.3  # of source code, about
 _HELD_OUT_EVERY = 10  # packages; for a repository, files
@@ -153,7 +149,16 @@ class TrainingRun:
             self._rows, self._held_out = RowSet.load(self._work / "rows"), RowSet.load(self._work / "held-out")
         if self._rows is None or self._held_out is None:
             marker.unlink(missing_ok=True)
-            self._rows, self._held_out, facts = self._make_rows()
+            made = make_rows(
+                self._files,
+                self._store.read(self._prompts),
+                self._store.read(self._held_out_prompts),
+                self._target,
+                self._chat(),
+                self.recipe,
+                vocabulary=self._start_vocabulary,
+            )
+            self._rows, self._held_out, facts = made
             self._rows.save(self._work / "rows")
             self._held_out.save(self._work / "held-out")
             marker.write_text(json.dumps({"key": key, "facts": facts}) + "\n", encoding="utf-8")
@@ -260,62 +265,6 @@ class TrainingRun:
             str(missing),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-    def _make_rows(self) -> tuple[RowSet, RowSet, dict[str, Any]]:
-        recipe, tokenizer = self.recipe, self._target.tokenizer
-        maker = ExampleMaker(tokenizer, self._chat(), recipe.row_tokens, tuple(recipe.syntax), recipe.seed)
-        examples = [example for file in self._files for example in maker.examples(file)]
-        answers = list(self._store.read(self._prompts))
-        held_out = [self._taught(answer) for answer in self._store.read(self._held_out_prompts)]
-        vocabulary = self._start_vocabulary or choose_vocabulary(
-            tokenizer,
-            recipe.shape.vocab_size,
-            answers=[answer.token_ids.tolist() for answer in answers],
-            sources=[example.token_ids for example in examples if example.kind == "window"],
-        )
-        examples += [self._taught(answer) for answer in answers]
-        pieces = {"vocab_size": self._target.config.vocab_size, "row_tokens": recipe.row_tokens, "seed": recipe.seed}
-        rows, unseen = pack(examples, vocabulary, **pieces), pack(held_out, vocabulary, **pieces)
-        written = np.concatenate([answer.token_ids for answer in answers]) if answers else np.empty(0, np.int32)
-        facts = {
-            "rows": rows.describe(),
-            "held_out": unseen.describe(),
-            "examples": kinds_of(examples),
-            "vocabulary": {
-                "tokens": vocabulary.num_tokens,
-                "coverage_of_answers": round(coverage(vocabulary, written), 5),
-                "coverage_of_sources": round(_coverage_of_sources(vocabulary, examples), 5),
-            },
-        }
-        return rows, unseen, facts
-
-    def _taught(self, answer: Answer) -> Example:
-        """An answer after as much of its prompt as fits a row; only the answer counts."""
-        size, prompt_size = len(answer.token_ids), len(answer.prompt_ids)
-        tokenizer = self._target.tokenizer
-        data = b"".join(
-            b"" if tokenizer.is_special(token) else tokenizer.token_bytes(token) for token in answer.token_ids.tolist()
-        )
-        text = data.decode(errors="replace")
-        roles = roles_of_answer(text) if len(text.encode()) == len(data) else np.zeros(len(data), np.uint8)
-        placed = place(answer.token_ids.tolist(), data, tokenizer, roles)
-        own = placed.role_weights() if "roles" in self.recipe.syntax else np.ones(size, np.float32)
-        first = max(0, prompt_size + size - self.recipe.row_tokens)
-        num_prompt = max(0, prompt_size - first)
-        kept = slice(max(0, first - prompt_size), None)
-        return Example(
-            [*answer.prompt_ids[first:].tolist(), *answer.token_ids[kept].tolist()],
-            np.concatenate([np.zeros(num_prompt, np.float32), own[kept]]),
-            np.concatenate([np.zeros(num_prompt, np.uint8), placed.roles[kept]]),
-            answer.package,
-            f"answer: {answer.kind}",
-            Teacher(answer.top_ids[kept], answer.top_logprobs[kept]),
-        )
-
-
-def _coverage_of_sources(vocabulary: DraftVocabulary, examples: Iterable[Example]) -> float:
-    texts = [np.asarray(example.token_ids) for example in examples if example.kind == "window"]
-    return coverage(vocabulary, np.concatenate(texts)) if texts else 0.0
 
 
 def _read_start(folder: Path, target: Checkpoint, shape: DraftShape) -> tuple[DraftShape, DraftVocabulary]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from paceline.loader.draft import DRAFT_FILE, FORMAT, DraftKind, vocabulary_sha256
 from paceline.loader.load import Checkpoint
@@ -89,7 +89,7 @@ def export_draft(
     _write_json(folder / "provenance.json", provenance)
     tensors = {name: item.to("cpu", torch.bfloat16).contiguous() for name, item in network.named_tensors().items()}
     part = folder / "model.part"
-    save_file(tensors, part, metadata={"format": "pt"})
+    part.write_bytes(save(tensors, metadata={"format": "pt"}))  # save_file would hide it from other users
     part.replace(folder / "model.safetensors")
 
 

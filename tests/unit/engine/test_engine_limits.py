@@ -29,8 +29,8 @@ def test_self_draft_accepts_everything(arm: Arm) -> None:
     if arm.name == "off":
         assert report.num_draft_tokens == report.num_spec_steps == 0
     elif "self-draft" in arm.name:
-        assert report.draft_acceptance_rate == 1.0
-        # A draft as slow as its target never pays: the dynamic horizon tries it and leaves it.
+        assert report.num_accepted_draft_tokens == report.num_draft_tokens
+        # A draft as slow as its target never pays: the dynamic horizon tries it at most, and leaves it.
         assert report.num_draft_tokens > 300 or arm.name == "dynamic-self-draft"
     else:
         assert 0 < report.num_accepted_draft_tokens <= report.num_draft_tokens

@@ -58,10 +58,12 @@ class AttentionMetadata:
     def block_tables(self) -> Tensor:
         """Per sequence its blocks in use, [num_sequences, most blocks] int32, short ones filled up with 0."""
         counts = [-(-item.kv_len // self.block_size) for item in self.sequences]
-        tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
-        for table, item, count in zip(tables, self.sequences, counts, strict=True):
-            table[:count] = torch.tensor(item.block_ids[:count], dtype=torch.int32)
-        return tables
+        longest = max(counts)
+        tables = [
+            [*item.block_ids[:count], *[0] * (longest - count)]
+            for item, count in zip(self.sequences, counts, strict=True)
+        ]
+        return torch.tensor(tables, dtype=torch.int32)
 
     @cached_property
     def _masks(self) -> dict[tuple[int, int | None], Tensor | None]:

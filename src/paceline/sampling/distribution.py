@@ -46,13 +46,15 @@ def argmax_lowest(logits: Tensor) -> Tensor:
     Raises:
         ModelFormatError: a row holds NaN.
     """
+    # Both argmaxes return the position of a NaN if there is one, which makes the check one element per row.
     if logits.device.type == "cpu":
         # numpy promises the first of equal maxima and is several times faster than torch here.
-        token_ids = torch.from_numpy(np.argmax(as_array(logits), axis=-1))
-    else:
-        token_ids = logits.argmax(dim=-1)
-    # Both argmaxes return the position of a NaN if there is one, which makes the check one element per row.
-    _require_no_nan(logits.gather(-1, token_ids.unsqueeze(-1)))
+        values = as_array(logits)
+        positions = np.argmax(values, axis=-1)
+        _refuse_nan(bool(np.isnan(values[np.arange(len(values)), positions]).any()))
+        return torch.from_numpy(positions)
+    token_ids = logits.argmax(dim=-1)
+    _refuse_nan(bool(torch.isnan(logits.gather(-1, token_ids.unsqueeze(-1))).any()))
     return token_ids
 
 
@@ -145,7 +147,7 @@ def _softmax_rows(logits: Tensor, temperature: np.float32) -> npt.NDArray[np.flo
 def _with_finite_maxima(logits: Tensor) -> Tensor:
     """A copy in which a forced row (+inf) allows just the forced tokens, and an empty one (all -inf) token 0."""
     row_max = logits.amax(dim=-1)  # [num_rows]
-    _require_no_nan(row_max)
+    _refuse_nan(bool(torch.isnan(row_max).any()))
     logits = logits.clone()
     is_forced = row_max == torch.inf
     logits[is_forced] = torch.where(logits[is_forced] == torch.inf, 0.0, -torch.inf)
@@ -153,8 +155,8 @@ def _with_finite_maxima(logits: Tensor) -> Tensor:
     return logits
 
 
-def _require_no_nan(values: Tensor) -> None:
-    if bool(torch.isnan(values).any()):
+def _refuse_nan(has_nan: bool) -> None:
+    if has_nan:
         raise ModelFormatError("the model produced logits that are not numbers (NaN); try another dtype or checkpoint")
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.errors import ChatTemplateError
 from paceline.serve.tools import (
     HERMES,
     LLAMA3,
@@ -131,3 +132,10 @@ def test_a_plain_template_gets_calls_and_results_as_text() -> None:
     assert adapted[1]["content"] == '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     assert adapted[2]["content"] == "<tool_response>\n2\n</tool_response>"
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'  # type: ignore[index]
+
+
+@pytest.mark.parametrize("content", [[{"type": "text", "text": 1.5}], [{"type": "image_url"}], ["words"]])
+def test_content_that_is_no_text_beside_a_call_is_refused(content: object) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(ChatTemplateError, match="send parts of type 'text' only"):
+        adapt_messages([{"role": "assistant", "content": content, "tool_calls": [call]}], [], PLAIN)

@@ -93,14 +93,22 @@ def _plain_message(message: Message) -> dict[str, Any]:
     plain = dict(message)
     if plain["role"] == "developer":
         plain["role"] = "system"
-    content = plain.get("content")
-    if isinstance(content, list | tuple):
-        plain["content"] = "\n".join(map(_part_text, content))
-    elif content is not None and not isinstance(content, str):
-        raise ChatTemplateError(
-            f"message content must be a string or a list of text parts, got {type(content).__name__}"
-        )
+    if plain.get("content") is not None:
+        plain["content"] = content_text(plain["content"])
     return plain
+
+
+def content_text(content: Any) -> str:
+    """A message's content as one string: it is one, or a list of OpenAI's text parts.
+
+    Raises:
+        ChatTemplateError: it is neither.
+    """
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list | tuple):
+        return "\n".join(map(_part_text, content))
+    raise ChatTemplateError(f"message content must be a string or a list of text parts, got {type(content).__name__}")
 
 
 def _part_text(part: Any) -> str:

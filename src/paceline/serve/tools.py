@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.loader.chat import content_text
 from paceline.serve.call_scanner import CallScanner
 
 
@@ -122,10 +123,7 @@ def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+    return content_text(message.get("content") or "")
 
 
 # ---- answers -----------------------------------------------------------------------------------------------

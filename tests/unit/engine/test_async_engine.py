@@ -193,6 +193,8 @@ def test_closing_ends_what_runs_and_refuses_what_comes(tiny_checkpoint: Path) ->
         stream = engine.stream("abc", ENDLESS)
         first = await anext(stream)
         assert first.output is None
+        while engine.load.num_running < len(running) + 1:
+            await asyncio.sleep(0.001)  # the stream was asked first, and may be answered before the others are taken in
         await engine.aclose()
         await engine.aclose()
         assert [(await task).finish_reason for task in running] == ["cancelled"] * 3

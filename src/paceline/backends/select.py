@@ -25,7 +25,7 @@ def select_backend(config: RuntimeConfig) -> Backend:
         InvalidParameterError: PACELINE_NUM_THREADS is not a number.
     """
     name = config.backend if config.backend != "auto" else os.environ.get("PACELINE_BACKEND", "auto")
-    device = _device(config.device)
+    device = find_device(config.device)
     if name not in ("auto", "torch", "cpu"):
         raise BackendUnavailableError(
             f"backend {name!r} is not part of this build; use --backend torch (it runs on every torch device)"
@@ -71,7 +71,12 @@ def num_threads(config: RuntimeConfig) -> int:
     return int(text)
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The torch device of this name; "auto" is a GPU if there is one.
+
+    Raises:
+        BackendUnavailableError: it cannot be used here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

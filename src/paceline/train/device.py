@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.errors import BackendUnavailableError
+from paceline.backends.select import find_device
 
 
 def prepare_device(name: str, num_threads: int | None) -> torch.device:
@@ -15,13 +15,4 @@ def prepare_device(name: str, num_threads: int | None) -> torch.device:
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise BackendUnavailableError(
-            f"device {name!r} cannot be used: {str(error).splitlines()[0]}; try --device cpu"
-        ) from None
-    return device
+    return find_device(name)

@@ -46,7 +46,10 @@ def bench(
         str | None, typer.Option("--arms", metavar="LIST", help="autoregressive, static-4, suffix, dynamic, ...")
     ] = None,
     peers: Annotated[
-        str, typer.Option("--peers", metavar="LIST", help="Other engines beside: llama-cpp, openvino, transformers.")
+        str,
+        typer.Option(
+            "--peers", metavar="LIST", help="Other engines beside: llama-cpp, openvino, transformers, or single arms."
+        ),
     ] = "",
     mode: Annotated[
         str, typer.Option("--mode", help="scripted: gold history; free: own answers; gold: proposers against gold.")

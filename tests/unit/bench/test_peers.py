@@ -21,7 +21,7 @@ from rich.console import Console
 from paceline.bench.arms import ARMS, Arm
 from paceline.bench.drive import run_suite, run_task
 from paceline.bench.peers import make, weights
-from paceline.bench.peers.catalog import PEER_ARMS, PEERS, PeerSpec, parse_peers, plain_arm
+from paceline.bench.peers.catalog import PEER_ARMS, PEERS, PeerSpec, parse_peers, plain_arm, select_arms
 from paceline.bench.peers.install import ensure_peer
 from paceline.bench.peers.process import WorkerProcess
 from paceline.bench.peers.runner import PeerRunner, Prompting, RunnerByArm
@@ -364,6 +364,15 @@ def test_peers_are_named_once_and_unknown_ones_refused() -> None:
     assert parse_peers(" openvino, llama-cpp,openvino") == ["openvino", "llama-cpp"]
     with pytest.raises(InvalidParameterError, match="choose from llama-cpp, openvino, transformers"):
         parse_peers("vllm")
+
+
+def test_single_arms_of_a_peer_can_be_chosen() -> None:
+    names = parse_peers("llama-cpp-q8_0-lookup,transformers,transformers-lookup")
+    chosen = {peer: [arm.name for arm in arms] for peer, arms in select_arms(names).items()}
+    assert chosen == {"llama-cpp": ["llama-cpp-q8_0-lookup"], "transformers": ["transformers", "transformers-lookup"]}
+
+
+def test_no_arm_of_a_peer_is_called_like_one_of_ours() -> None:
     assert not set(PEER_ARMS) & set(ARMS)
 
 

@@ -110,13 +110,22 @@ def plain_arm(name: str) -> str:
 
 
 def parse_peers(text: str) -> list[str]:
-    """The peers named in a comma-separated list, each once.
+    """The peers and arms named in a comma-separated list, each once.
 
     Raises:
         InvalidParameterError: an unknown name.
     """
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
-        if name not in PEERS:
-            raise InvalidParameterError(f"unknown peer {name!r}; choose from {', '.join(PEERS)}")
+        if name not in PEERS and name not in PEER_ARMS:
+            arms = ", ".join(name for name in PEER_ARMS if name not in PEERS)
+            raise InvalidParameterError(
+                f"unknown peer {name!r}; choose from {', '.join(PEERS)}, or single arms of them: {arms}"
+            )
     return names
+
+
+def select_arms(names: Sequence[str]) -> dict[str, list[PeerArm]]:
+    """The arms of each chosen peer: all of a peer that is named, else those named one by one."""
+    chosen = {peer: [arm for arm in spec.arms if peer in names or arm.name in names] for peer, spec in PEERS.items()}
+    return {peer: arms for peer, arms in chosen.items() if arms}

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from paceline.bench.machine import Machine
-from paceline.bench.peers.catalog import PEERS, PeerArm, PeerSpec, parse_peers
+from paceline.bench.peers.catalog import PEERS, PeerArm, PeerSpec, parse_peers, select_arms
 from paceline.bench.peers.install import ensure_peer
 from paceline.bench.peers.process import WorkerProcess
 from paceline.bench.peers.runner import LOAD_TIMEOUT_S, PeerRunner, Prompting
@@ -31,14 +31,15 @@ def make_peer_runners(
 ) -> tuple[dict[str, PeerRunner], dict[str, str]]:
     """Install what is missing, make the weights, start a worker per arm and let it load and warm up.
 
-    Returns the runners by arm name, and why each peer, or arm of one, that cannot run cannot; that is printed as well.
-    ``context_length`` shortens the model's own. Close the runners when done; workers also end with this process.
+    ``names`` are peers, or single arms of them. Returns the runners by arm name, and why each peer, or arm of one, that
+    cannot run cannot; that is printed as well. ``context_length`` shortens the model's own. Close the runners when
+    done; workers also end with this process.
 
     Raises:
         InvalidParameterError: an unknown name.
         PacelineError: the model itself cannot be read.
     """
-    specs = [PEERS[name] for name in parse_peers(",".join(names))]
+    chosen = select_arms(parse_peers(",".join(names)))
     prompting = _prompting(model_path, context_length)
     home = paceline_home() / "peers"
     runners: dict[str, PeerRunner] = {}
@@ -49,13 +50,14 @@ def make_peer_runners(
         console.print(f"{who} is not run: {reasons[who]}", highlight=False, markup=False, soft_wrap=True)
 
     try:
-        for spec in specs:
+        for name, arms in chosen.items():
+            spec = PEERS[name]
             try:
                 python = ensure_peer(spec, home, console)
             except PacelineError as error:
                 give_up(spec.name, error)
                 continue
-            for arm in spec.arms:
+            for arm in arms:
                 try:
                     with console.status(f"Loading {arm.name}"):
                         runners[arm.name] = _start(spec, arm, python, model_path, num_threads, prompting, home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import torch
 import transformers
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline import AsyncEngine, Engine, SamplingParams, Speculation
 from paceline.errors import CacheCapacityError, ContextLengthError, InvalidPromptError
@@ -46,21 +48,23 @@ def completion(prompt: str, **fields: Any) -> dict[str, Any]:
     return {"prompt": prompt, "temperature": 0, "max_tokens": 20, **fields}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"logprobs": 3},
-        {"presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
-        {"min_tokens": 10, "logit_bias": {"1": 50}},
-        {"stop": ["a", "Zq"]},
-        {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 0.9},
-        {"ignore_eos": True, "max_tokens": 60},
-    ],
-)
+SPECULATIONS = (False, {"mode": "static", "max_tokens": 5, "drafters": ["model"]}, True)
+FIELDS: list[dict[str, Any]] = [
+    {"logprobs": 3},
+    {"presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
+    {"min_tokens": 10, "logit_bias": {"1": 50}},
+    {"stop": ["a", "Zq"]},
+    {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 0.9},
+    {"ignore_eos": True, "max_tokens": 60},
+    {"n": 2, "seed": 7, "temperature": 1.0, "logprobs": 2, "presence_penalty": 1.0, "min_tokens": 5, "stop": ["q"]},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS)
 def test_speculation_changes_no_answer(tiny_checkpoint: Path, fields: dict[str, Any]) -> None:
     async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
         answers = []
-        for speculative in (False, {"mode": "static", "max_tokens": 5, "drafters": ["model"]}, True):
+        for speculative in SPECULATIONS:
             request = completion("hello", **fields, speculative=speculative)
             response = await client.post("/v1/completions", json=request)
             assert response.status_code == 200, response.text
@@ -72,6 +76,39 @@ def test_speculation_changes_no_answer(tiny_checkpoint: Path, fields: dict[str, 
                     logprobs["top_logprobs"] = [list(top) for top in logprobs["top_logprobs"]]
             answers.append(choices)
         assert answers[0] == answers[1] == answers[2]
+
+    run(tiny_checkpoint, body)
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_speculation_changes_no_chat_and_no_stream_of_it(tiny_checkpoint: Path, fields: dict[str, Any]) -> None:
+    num_top = fields.get("logprobs")
+    asked = {**fields, "logprobs": num_top is not None, "top_logprobs": num_top}
+    request = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 20, **asked}
+
+    def entries(logprobs: Any) -> list[tuple[str, float]]:
+        return [(entry["token"], round(entry["logprob"], 3)) for entry in (logprobs or {}).get("content") or ()]
+
+    async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
+        answers = []
+        for speculative in SPECULATIONS:
+            whole = await client.post("/v1/chat/completions", json={**request, "speculative": speculative})
+            choices = whole.json()["choices"]
+            answers.append(
+                [(one["message"]["content"], one["finish_reason"], entries(one["logprobs"])) for one in choices]
+            )
+            stream = await client.post(
+                "/v1/chat/completions", json={**request, "speculative": speculative, "stream": True}
+            )
+            texts, reasons = [""] * len(choices), [""] * len(choices)
+            tokens: list[list[tuple[str, float]]] = [[] for _ in choices]
+            for event in (json.loads(line[6:]) for line in stream.text.split("\n\n") if line.startswith("data: {")):
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["delta"].get("content", "")
+                    reasons[choice["index"]] = choice["finish_reason"] or ""
+                    tokens[choice["index"]] += entries(choice["logprobs"])
+            answers.append(list(zip(texts, reasons, tokens, strict=True)))
+        assert all(answer == answers[0] for answer in answers)
 
     run(tiny_checkpoint, body)
 
@@ -107,18 +144,50 @@ def test_a_session_reads_its_history_from_the_cache(tiny_checkpoint: Path) -> No
     run(tiny_checkpoint, body)
 
 
-def test_clients_that_leave_free_their_blocks(tiny_checkpoint: Path) -> None:
+def test_fifty_clients_leave_and_their_requests_end_before_the_next_step(tiny_checkpoint: Path) -> None:
     async def body(client: httpx.AsyncClient, engine: AsyncEngine, app: Any) -> None:
-        request = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True, "temperature": 0}
-        leaving = [
-            call_and_leave(app, {**request, "stream": bool(number % 2)}, after=0.004 * (number % 6))
-            for number in range(20)
-        ]
-        staying = client.post("/v1/completions", json=completion("hello"))
-        answer, *_ = await asyncio.gather(staying, *leaving)
-        assert answer.status_code == 200
         service: Service = app.state.service
+        generator = random.Random(7)
+        core = engine.engine.core
+        last_step: dict[str, int] = {}  # that worked for a request
+        left_at: dict[str, int] = {}  # the step after which its client was gone
+
+        def find(name: str) -> str | None:
+            known = core._states.items()
+            return next((key for key, one in known if name in engine.tokenizer.decode(one.request.token_ids)), None)
+
+        async def leave(number: int) -> None:
+            await asyncio.sleep(generator.uniform(0, 0.3))
+            name = f"client{number}x"
+            request = {
+                "messages": [{"role": "user", "content": name + "hello" * generator.randint(1, 20)}],
+                "ignore_eos": True,
+                "temperature": generator.choice((0, 1)),
+                "stream": bool(number % 2),
+                "speculative": generator.choice((True, False, {"mode": "static", "max_tokens": 4})),
+            }
+            await call_and_leave(app, request, after=generator.uniform(0, 0.1))
+            # Between two steps: whom nobody waits for is dropped before the next one.
+            request_id, step = await engine.between_steps(lambda: (find(name), core._num_steps))
+            if request_id is not None:
+                left_at[request_id] = step
+
+        engine.subscribe(lambda event: last_step.update({event.request_id: event.step}))
+        staying = client.post("/v1/completions", json=completion("hello", max_tokens=400, ignore_eos=True))
+        answer, *_ = await asyncio.gather(staying, *(leave(number) for number in range(50)))
+        assert answer.json()["usage"]["completion_tokens"] == 400
         assert service.num_in_flight == 0
+        assert not service.generations
+        assert len(left_at) >= 10
+        assert all(last_step.get(request_id, 0) <= step for request_id, step in left_at.items())
+        assert core._num_steps > max(left_at.values())
+        page = (await client.get("/metrics")).text
+        samples = {
+            sample.name: sample.value for family in text_string_to_metric_families(page) for sample in family.samples
+        }
+        assert samples["vllm:kv_cache_usage_perc"] == samples["vllm:num_requests_running"] == 0
+        assert samples["vllm:num_requests_waiting"] == 0
+        assert samples["vllm:request_aborted_total"] >= 40  # a few may have had their answer
 
     run(tiny_checkpoint, body, max_queue=50)
 

@@ -131,8 +131,9 @@ def test_infill_needs_tokens_for_it(serve: Callable[..., None]) -> None:
             error = response.json()["error"]
             assert error["param"] == "input_suffix"
             assert "no fill-in-the-middle tokens" in error["message"]
-        bad = await client.post("/infill", json={**FROM_EDITOR, "n_predict": -2})
-        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "n_predict")
+        for name, value in (("n_predict", -2), ("grammar", "root ::= [0-9]"), ("json_schema", {"type": "object"})):
+            bad = await client.post("/infill", json={**FROM_EDITOR, name: value})
+            assert (bad.status_code, bad.json()["error"]["param"]) == (400, name)
 
     serve(body, scripted(tokenizer=make_tokenizer(has_fim=False)))
 
@@ -193,3 +194,15 @@ def test_the_tokenizer_describes_itself(serve: Callable[..., None]) -> None:
         assert info["model_max_length"] == 100_000
 
     serve(body, scripted())
+
+
+def test_minus_one_is_as_much_as_the_context_allows(serve: Callable[..., None]) -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": -1}
+        answer = (await client.post("/v1/chat/completions", json=chat)).json()
+        assert answer["choices"][0]["message"]["content"] == TEXT
+        answer = (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": -1})).json()
+        assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == (TEXT * 3, "stop")
+        assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": -2})).status_code == 400
+
+    serve(body, ScriptedEngine(lambda prompt: TEXT if "Hi" in prompt else TEXT * 3))

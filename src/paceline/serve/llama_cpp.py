@@ -60,13 +60,19 @@ class InfillRequest(WireModel):
     n_indent: Any = None
     t_max_prompt_ms: Any = None
     t_max_predict_ms: Any = None
+    grammar: Any = None
+    json_schema: Any = None
 
     def params(self) -> SamplingParams:
         """The engine's parameters. ``n_predict`` 0, which only fills the cache, is one token that nobody sees.
 
         Raises:
+            ApiError: 400, something that must not be ignored.
             InvalidParameterError: a value the engine does not accept.
         """
+        for name in ("grammar", "json_schema"):
+            if getattr(self, name):
+                raise ApiError(400, f"/infill takes no {name}; ask /v1/completions with 'suffix' for one", param=name)
         return SamplingParams(
             temperature=self.temperature,
             top_k=max(0, self.top_k),

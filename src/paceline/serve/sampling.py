@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.request import MAX_SPEC_TOKENS, SamplingParams, Speculation
 from paceline.serve.errors import ApiError, not_supported
@@ -17,6 +17,11 @@ log = logging.getLogger("paceline.serve")
 _HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "verbosity", "reasoning_effort"}
 )
+
+
+def _unlimited(max_tokens: Any) -> Any:
+    """llama.cpp's clients write -1 for as many tokens as the context allows."""
+    return 2**31 - 1 if max_tokens == -1 else max_tokens
 
 
 class WireModel(BaseModel):
@@ -63,7 +68,7 @@ class SamplingFields(WireModel):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0), BeforeValidator(_unlimited)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

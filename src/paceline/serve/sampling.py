@@ -25,13 +25,15 @@ def _unlimited(max_tokens: Any) -> Any:
 
 
 class WireModel(BaseModel):
-    """A request body. Unknown fields are let in, and named in the log."""
+    """A request body. Unknown fields are let in, and named in the log where they are not null."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     @model_validator(mode="after")
     def _warn_of_unknown(self) -> WireModel:
-        unknown = sorted(set(self.model_extra or {}) - _HARMLESS)
+        # Clients send an answer back with all its fields, most of them null: nothing was asked for by those.
+        asked = (name for name, value in (self.model_extra or {}).items() if value is not None)
+        unknown = sorted(set(asked) - _HARMLESS)
         if unknown:
             log.warning("ignored unknown fields of %s: %s", type(self).__name__, ", ".join(map(repr, unknown))[:200])
         return self

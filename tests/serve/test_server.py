@@ -293,6 +293,7 @@ def test_an_error_of_the_engine_is_told_and_nothing_leaks(serve: Callable[..., N
         assert "the server failed to answer" in response.text
         assert "secret" not in response.text
         assert response.status_code == (200 if stream else 500)
+        assert response.headers["x-request-id"]
         assert "[DONE]" not in response.text
 
     serve(body, engine)

@@ -77,7 +77,6 @@ def create_app(
     app.state.service = service
     for module in (chat, completions, responses, messages, llama_cpp, utility):
         app.include_router(module.router)
-    app.add_exception_handler(Exception, _answer_error)
     for error_type in (
         ApiError,
         PacelineError,

@@ -79,7 +79,8 @@ class Tracing:
                         span.set_attribute("http.response.header.x-request-id", [request_id])
                 await send(message)
 
-            with use_span(span, end_on_exit=True):
+            # What an exception says may quote the request.
+            with use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
                 try:
                     await app(scope, receive, noting)
                 finally:

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.serve.errors import ApiError
+from paceline.serve.fim import fill_in_middle
 from tests.serve.conftest import opened
 from tests.serve.scripted import ScriptedEngine, make_tokenizer
 
@@ -206,3 +208,36 @@ def test_minus_one_is_as_much_as_the_context_allows(serve: Callable[..., None]) 
         assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": -2})).status_code == 400
 
     serve(body, ScriptedEngine(lambda prompt: TEXT if "Hi" in prompt else TEXT * 3))
+
+
+class Vocabulary:
+    """As much of a tokenizer as the question takes."""
+
+    def __init__(self, *tokens: str) -> None:
+        self.token_id = {token: number for number, token in enumerate(tokens)}.get
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), "<fim_prefix>P<fim_suffix>S<fim_middle>M"),
+        (("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), "<fim-prefix>P<fim-suffix>S<fim-middle>M"),
+        (("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"), "\u2581<PRE> P \u2581<SUF>S \u2581<MID>M"),
+        (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]S[PREFIX]PM"),
+        (
+            ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+            "<\uff5cfim\u2581begin\uff5c>P<\uff5cfim\u2581hole\uff5c>S<\uff5cfim\u2581end\uff5c>M",
+        ),
+    ],
+)
+def test_each_family_has_its_own_way(tokens: tuple[str, ...], expected: str) -> None:
+    vocabulary: Any = Vocabulary(*tokens, "<file_sep>", "<fim_pad>")
+    fim = fill_in_middle(vocabulary, param="suffix")
+    assert fim.prompt("P", "S", middle="M") == expected
+    assert fim.prompt("{0}", "{suffix}").count("{") == 2  # braces of a program stay as they are
+    assert set(fim.stop_token_ids) == set(range(len(tokens) + 2))
+    # Half of what a repository takes is not enough.
+    assert fim.prompt("P", "S", middle="M", extra=[("a.py", "A"), ("", "B")]) == f"A\n\nB\n\n{expected}"
+    incomplete: Any = Vocabulary(*tokens[1:])
+    with pytest.raises(ApiError, match="leave out 'suffix'"):
+        fill_in_middle(incomplete, param="suffix")

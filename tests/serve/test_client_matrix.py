@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 SCRIPTS = Path(__file__).parent / "clients"
 LITELLM = ("litellm==1.110.2",)
-AI_SDK = ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7")
+AI_SDK = ("ai@6.0.325", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7")
 MINI_SWE_AGENT = ("mini-swe-agent==2.4.6",)
 AIDER = ("aider-chat==0.86.2",)
 LM_EVAL = ("lm-eval[api]==0.4.13",)

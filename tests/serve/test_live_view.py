@@ -100,7 +100,7 @@ def test_axe_finds_no_serious_fault(server: Running, browser: Browser, scheme: s
     assert _faults(browser) == []  # before anything was said
 
     browser.run("document.getElementById('max').value = 60")
-    browser.run("document.getElementById('prompt').value = 'abcabcabcabc'")
+    browser.run("document.getElementById('prompt').value = 'abc\\n'.repeat(30)")  # it scrolls
     browser.run("document.getElementById('form').requestSubmit()")
     browser.wait_for("messages.length === 2 && !running && pool.owners.length > 0")
     browser.run(  # one token of each colour, an error, and the question for a key

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra 'otel'")
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -144,6 +147,39 @@ def test_the_real_engine_waits_before_it_works(tiny_checkpoint: Path) -> None:
         assert span.start_time is not None
         assert span.end_time is not None
         assert span.start_time <= span.end_time
+
+
+def test_a_collector_gets_them_over_http() -> None:
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    async def main(tracing: Tracing) -> None:
+        async with opened(scripted(), tracing=tracing) as (_, client):
+            await client.post("/v1/chat/completions", json=HELLO)
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        asyncio.run(main(Tracing.to_endpoint(f"http://127.0.0.1:{collector.server_port}")))
+        collector.shutdown()
+        thread.join()
+    assert {path for path, _ in received} == {"/v1/traces"}
+    spans = [
+        span.name
+        for _, body in received
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    assert spans == ["queue", "prefill", "decode", "chat scripted"]
 
 
 def test_a_url_without_a_path_gets_the_standard_one() -> None:

@@ -293,12 +293,19 @@ def test_lm_eval_gets_log_likelihoods(tmp_path: Path, tiny_server: Running) -> N
 @pytest.mark.parametrize("streaming", [True, False])
 def test_aiperf_reports_speculation(tmp_path: Path, streaming: bool) -> None:
     programs = python_client("aiperf", *AIPERF)
-    command: list[str | Path] = [programs / "aiperf", "profile", "--model", "local", "--tokenizer", "builtin"]
+    folder = tmp_path / "tokenizer"  # aiperf's own comes from the network
+    folder.mkdir()
+    make_tokenizer()._backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    command: list[str | Path] = [programs / "aiperf", "profile", "--model", "local", "--tokenizer", folder]
     command += ["--endpoint-type", "chat", "--concurrency", "2", "--request-count", "6", "--ui", "simple"]
     command += ["--synthetic-input-tokens-mean", "16", "--output-tokens-mean", "8", "--export-level", "records"]
     command += ["--artifact-dir", tmp_path / "artifacts", *(["--streaming"] if streaming else [])]
     with scripted(lambda _: "Sunny and warm.") as server:
-        out = run_client([*command, "--url", server.url], home=tmp_path, url=server.url, seconds=300)
+        command += ["--url", server.url]
+        # Told to be offline it looks for a tokenizer in the hub's cache alone, and not in a folder.
+        out = run_client(command, home=tmp_path, url=server.url, HF_HUB_OFFLINE="")
         assert failures(server) == 0
     (path,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
     report = json.loads(path.read_text())

@@ -113,6 +113,24 @@ def test_speculation_changes_no_chat_and_no_stream_of_it(tiny_checkpoint: Path, 
     run(tiny_checkpoint, body)
 
 
+@pytest.mark.parametrize("speculative", SPECULATIONS)
+def test_what_is_said_of_speculation_adds_up(tiny_checkpoint: Path, speculative: Any) -> None:
+    async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
+        for prompt, limit in (("abcabcabc", 100), ("hello", 7), ("q", 1)):
+            request = completion(prompt, max_tokens=limit, speculative=speculative)
+            response = await client.post("/v1/completions", json=request)
+            said = response.json()["metrics"]["speculative_decoding"]
+            histogram, num_steps = said["acceptance_histogram"], said["num_spec_steps"]
+            assert len(histogram) == said["num_spec_tokens"] + 1
+            assert sum(histogram) == num_steps
+            assert sum(length * count for length, count in enumerate(histogram)) == said["num_accepted_draft_tokens"]
+            assert said["num_accepted_draft_tokens"] <= said["num_draft_tokens"]
+            mean = 1 + said["num_accepted_draft_tokens"] / num_steps if num_steps else 1
+            assert said["mean_acceptance_length"] == pytest.approx(mean)
+
+    run(tiny_checkpoint, body)
+
+
 def test_the_same_text_as_the_library(tiny_checkpoint: Path) -> None:
     with Engine(tiny_checkpoint, draft=None, **OPTIONS) as engine:
         expected = engine.generate("hello", SamplingParams(max_tokens=20), speculation=Speculation("off"))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,37 @@ def test_the_same_text_as_the_library(tiny_checkpoint: Path) -> None:
         assert events[-1]["usage"]["completion_tokens"] == len(expected.token_ids)
 
     run(tiny_checkpoint, body)
+
+
+@pytest.fixture
+def fim_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny model with three of its characters turned into fill-in-the-middle tokens."""
+    folder = tmp_path / "fim"
+    shutil.copytree(tiny_checkpoint, folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for character, token in zip("789", ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), strict=True):
+        token_id = content["model"]["vocab"].pop(character)
+        content["model"]["vocab"][token] = token_id
+        content["added_tokens"].append({"id": token_id, "content": token, "special": True, **flags})
+    path.write_text(json.dumps(content))
+    return folder
+
+
+def test_filling_the_cache_ahead_pays(fim_checkpoint: Path) -> None:
+    async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
+        request = {"input_extra": [{"text": "abcdefghij" * 12}], "input_prefix": "klm", "input_suffix": "nop"}
+        await client.post("/infill", json={**request, "input_prefix": "", "input_suffix": "", "n_predict": 0})
+        answers = []
+        for speculative in (True, False):
+            asked = {**request, "n_predict": 12, "speculative": speculative}
+            answers.append((await client.post("/infill", json=asked)).json())
+        assert answers[0]["tokens_cached"] >= 116
+        assert answers[0]["content"] == answers[1]["content"]
+        assert answers[0]["tokens_predicted"] <= 12
+
+    run(fim_checkpoint, body)
 
 
 def test_a_session_reads_its_history_from_the_cache(tiny_checkpoint: Path) -> None:

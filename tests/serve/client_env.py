@@ -23,7 +23,7 @@ def python_client(name: str, *requirements: str) -> Path:
 
     def build(folder: Path) -> None:
         _install([sys.executable, "-m", "venv", str(folder)])
-        _install([str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--prefer-binary", *requirements])
+        _install([str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--prefer-binary"], requirements)
 
     return _kept(name, requirements, build) / "bin"
 
@@ -36,7 +36,7 @@ def node_client(name: str, *packages: str) -> Path:
     def build(folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "package.json").write_text('{"private": true, "type": "module"}')
-        _install(["npm", "install", "--silent", "--prefix", str(folder), *packages])
+        _install(["npm", "install", "--silent", "--prefix", str(folder)], packages)
 
     return _kept(name, packages, build)
 
@@ -84,11 +84,12 @@ def _kept(name: str, packages: Sequence[str], build: Callable[[Path], None]) -> 
     return folder
 
 
-def _install(command: Sequence[str]) -> None:
+def _install(command: Sequence[str], packages: Sequence[str] = ()) -> None:
+    what = " ".join(packages) or command[-1]
     try:
-        subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=True)
+        subprocess.run([*command, *packages], capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=True)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"installing took longer than {_INSTALL_SECONDS} s: {' '.join(command[-3:])}")
+        pytest.skip(f"installing {what} takes longer than {_INSTALL_SECONDS} s")
     except subprocess.CalledProcessError as error:
         reason = (error.stderr or error.stdout).strip().splitlines() or ["no reason given"]
-        pytest.skip(f"cannot install {' '.join(command[-3:])}: {reason[-1]}")
+        pytest.skip(f"cannot install {what}: {reason[-1]}")

@@ -70,11 +70,12 @@ class CountRequest(WireModel):
         ]
         choice = self.tool_choice or {}
         kind = choice.get("type", "auto")
+        is_parallel = choice.get("disable_parallel_tool_use") is not True
         if kind == "tool":
             return ToolUse(tools, str(choice.get("name")), is_named=True)
         if kind not in ("auto", "any", "none"):
             raise ApiError(400, "tool_choice.type must be auto, any, tool or none", param="tool_choice")
-        return ToolUse(tools, {"any": "required"}.get(kind, kind))
+        return ToolUse(tools, {"any": "required"}.get(kind, kind), is_parallel=is_parallel)
 
     def openai_messages(self) -> list[dict[str, Any]]:
         """The conversation as OpenAI writes it."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import GrammarError
 from paceline.request import FinishReason, StructuredOutput
+from paceline.sampling.token_table import TokenTable, Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -35,25 +36,6 @@ _NOUNS = {
     "regex": "the regular expression",
     "grammar": "the grammar",
 }
-
-
-class Vocabulary(Protocol):
-    """What is needed of a tokenizer."""
-
-    eos_token_ids: frozenset[int]
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; empty for an unused id."""
-
-    def is_special(self, token_id: int) -> bool:
-        """True for control tokens, which no text can spell."""
-
-    def encode_exactly(self, text: str) -> list[int] | None:
-        """Token ids that spell exactly this text, as the model would; None where there are none."""
 
 
 class GrammarCompiler:
@@ -76,7 +58,7 @@ class GrammarCompiler:
         Raises:
             GrammarError: it cannot be compiled, or this model has no tokens to write it with.
         """
-        return GrammarMatcher(self.compile(structured), self._vocabulary.eos_token_ids, may_end=may_end)
+        return GrammarMatcher(self.compile(structured), self._vocabulary, may_end=may_end)
 
     def compile(self, structured: StructuredOutput) -> LLMatcher:
         """What matchers are copied from; compiled at first, found afterwards.
@@ -104,10 +86,11 @@ class GrammarCompiler:
         compiled = LLMatcher(self._tokens(), grammar, log_level=0, limits=limits)
         if compiled.is_error():
             raise GrammarError(f"{noun} cannot be used: {_brief(compiled.get_error())}")
-        # The first mask costs more than those after it, and copies share what it found out.
-        first = GrammarMatcher(compiled, self._vocabulary.eos_token_ids)
-        if not any(first.masks(())[0]) or first.failure is not None:
-            raise GrammarError(f"{noun} cannot be used: this model has no tokens to begin the answer with")
+        probe = compiled.deep_copy()
+        probe.compute_bitmask()  # the first one costs more than those after it, and copies share what it found out
+        if probe.is_stopped():
+            reason = _brief(probe.get_error()) or "this model has no tokens to begin the answer with"
+            raise GrammarError(f"{noun} cannot be used: {reason}")
         return compiled
 
     def _tokens(self) -> LLTokenizer:
@@ -115,7 +98,7 @@ class GrammarCompiler:
 
         with self._building:
             if self._tokenizer is None:
-                self._tokenizer = LLTokenizer(_TokenTable(self._vocabulary))  # type: ignore[arg-type]
+                self._tokenizer = LLTokenizer(TokenTable(self._vocabulary))  # type: ignore[arg-type]
             return self._tokenizer
 
 
@@ -127,10 +110,11 @@ class GrammarMatcher:
     Not thread-safe.
     """
 
-    def __init__(self, compiled: LLMatcher, end_token_ids: Collection[int], *, may_end: bool = True) -> None:
+    def __init__(self, compiled: LLMatcher, vocabulary: Vocabulary, *, may_end: bool = True) -> None:
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
-        self._end_token_ids = frozenset(end_token_ids)
+        self._vocabulary = vocabulary
+        self._end_token_ids = vocabulary.eos_token_ids
         self._may_end = may_end
         self._consumed: list[int] = []
         self._num_committed = 0  # of the consumed ones
@@ -196,7 +180,7 @@ class GrammarMatcher:
         if not was_complete and self._matcher.is_stopped():  # too complex, or no token of the vocabulary fits
             reason = self._matcher.get_error() or self._matcher.stop_reason()
             if len(self._consumed) > self._num_committed:
-                self._return_to(self._num_committed, by_rebuilding=True)
+                self._return_to(self._num_committed, is_broken=True)
                 return None
             self._fail(_brief(reason))
         may_end = self._may_end and any(_has(mask, token_id) for token_id in self._end_token_ids)
@@ -219,20 +203,24 @@ class GrammarMatcher:
         return len(self._consumed) - start
 
     def _consume(self, token_id: int) -> bool:
-        # An end token ends the request, whatever the parser would make of it.
-        if token_id in self._end_token_ids or self._matcher.try_consume_tokens([token_id]) != 1:
+        # An end token ends the request, whatever the parser would make of it; an unknown id would break it.
+        if token_id in self._end_token_ids or not 0 <= token_id < self._vocabulary.vocab_size:
+            return False
+        if self._matcher.try_consume_tokens([token_id]) != 1:
             return False
         self._consumed.append(token_id)
         return True
 
-    def _return_to(self, num_tokens: int, *, by_rebuilding: bool = False) -> None:
+    def _return_to(self, num_tokens: int, *, is_broken: bool = False) -> None:
         """Take back all but the first ``num_tokens`` consumed tokens."""
-        excess = len(self._consumed) - num_tokens
-        if excess == 0:
+        excess = self._consumed[num_tokens:]
+        if not excess:
             return
         del self._consumed[num_tokens:]
         self._masks = {place: mask for place, mask in self._masks.items() if place <= num_tokens}
-        if by_rebuilding or not self._matcher.rollback(excess):  # it does not come back from an error
+        # The library counts bytes to go back, of which a special token has none of its own; and no error leaves it.
+        must_rebuild = is_broken or any(map(self._vocabulary.is_special, excess))
+        if must_rebuild or not self._matcher.rollback(len(excess)):
             self._matcher = self._compiled.deep_copy()
             self._matcher.consume_tokens(self._consumed)
 
@@ -240,40 +228,6 @@ class GrammarMatcher:
         if self._failure is None:
             self._failure = reason
             log.warning("a structured output is cut short: %s", reason)
-
-
-class _TokenTable:
-    """A vocabulary in the shape in which llguidance takes it."""
-
-    is_tokenizer_wrapper = True
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        ends = vocabulary.eos_token_ids
-        ids = range(vocabulary.vocab_size)
-        self.tokens = [vocabulary.token_bytes(token_id) for token_id in ids]
-        self.special_token_ids = [token_id for token_id in ids if vocabulary.is_special(token_id) or token_id in ends]
-        self.eos_token_id = min(ends, default=None)
-        self.bos_token_id = None
-        self._encode = vocabulary.encode_exactly
-        special = set(self.special_token_ids)
-        self._by_bytes = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
-        self._longest = max(map(len, self._by_bytes), default=0)
-
-    def __call__(self, text: str) -> list[int]:
-        """Token ids of text that the grammar forces."""
-        token_ids = self._encode(text)
-        return token_ids if token_ids is not None else self._greedy(text.encode())
-
-    def _greedy(self, rest: bytes) -> list[int]:
-        """The longest token that fits, again and again; up to bytes for which there is none."""
-        token_ids: list[int] = []
-        while rest:
-            length = next((n for n in range(min(self._longest, len(rest)), 0, -1) if rest[:n] in self._by_bytes), 0)
-            if length == 0:
-                break
-            token_ids.append(self._by_bytes[rest[:length]])
-            rest = rest[length:]
-        return token_ids
 
 
 def _source(structured: StructuredOutput) -> str:

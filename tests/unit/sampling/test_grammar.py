@@ -211,6 +211,7 @@ STRUCTURES = [
     StructuredOutput.json_schema(PERSON),
     StructuredOutput.json_object(),
     StructuredOutput.regex(r"(ab|a|\d{2}){1,9}(name|true)?"),
+    StructuredOutput.grammar('start: /[ab]*/ <[0]> ("name" <[0]> /[ab]+/)*'),
     StructuredOutput.grammar('start: item ("," item)*\nitem: "name" | "(" start ")" | /[ab]+/'),
 ]
 

@@ -17,11 +17,12 @@ import torch
 
 from paceline import Engine, Output, SamplingParams, Speculation, StructuredOutput
 from paceline.records import Verdict
-from paceline.request import FinishReason, Request
+from paceline.request import Request
 from paceline.sampling.distribution import to_probs
 from paceline.sampling.goodness import chi_square_p_value
 from paceline.spec.proposer import NO_DRAFT, Draft
 from paceline.spec.verifier import Verifier, VerifyItem
+from tests.fakes import RuledConstraint
 from tests.law.test_distribution import DRAFTERS, NUM_DRAWS, START, TARGET, VOCAB_SIZE, generator, rows_after
 from tests.support import write_byte_checkpoint
 
@@ -280,34 +281,8 @@ def test_free_text_beside_a_structure(engine: Engine) -> None:
 # ---- distribution --------------------------------------------------------------------------------------------
 
 
-class Rising:
-    """A constraint by hand: the first token is even, the second larger than the first, but for 8, which 0 follows."""
-
-    failure: str | None = None
-
-    def __init__(self, text: Sequence[int]) -> None:
-        self._text = list(text)
-
-    def masks(self, token_ids: Sequence[int]) -> list[bytes]:
-        masks = []
-        for position in range(len(token_ids) + 1):
-            allowed = follows([*self._text, *token_ids[:position]])
-            masks.append(sum(1 << token_id for token_id in allowed).to_bytes(4, "little"))
-            if position < len(token_ids) and token_ids[position] not in allowed:
-                break
-        return masks
-
-    def count_allowed(self, token_ids: Sequence[int]) -> int:
-        raise NotImplementedError
-
-    def forced(self, num_tokens: int) -> list[int]:
-        raise NotImplementedError
-
-    def advance(self, token_id: int) -> FinishReason | None:
-        raise NotImplementedError
-
-
 def follows(text: Sequence[int]) -> list[int]:
+    """The first token is even, the second larger than the first, except that 0 follows 8."""
     if not text:
         return [0, 2, 4, 6, 8]
     return [token_id for token_id in range(VOCAB_SIZE) if token_id > text[-1]] or [0]
@@ -336,7 +311,7 @@ def test_masked_sampling_is_the_renormalised_target(name: str, values: dict[str,
                 slice(3 * i, 3 * i + 3),
                 first_position=1 + len(text),
                 generator=coins,
-                constraint=Rising(text),
+                constraint=RuledConstraint(follows, text),
             )
             for i, (text, draft) in enumerate(zip(pending, drafts.tolist(), strict=True))
         ]

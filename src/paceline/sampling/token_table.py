@@ -34,7 +34,7 @@ class TokenTable:
         ids = range(vocabulary.vocab_size)
         self.tokens = [vocabulary.token_bytes(token_id) for token_id in ids]
         self.special_token_ids = [token_id for token_id in ids if vocabulary.is_special(token_id) or token_id in ends]
-        self.eos_token_id = min(ends, default=None)
+        self.eos_token_id = min(ends.intersection(ids), default=None)
         self.bos_token_id = None
         self._encode = vocabulary.encode_exactly
         special = set(self.special_token_ids)

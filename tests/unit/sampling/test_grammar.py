@@ -16,6 +16,7 @@ from paceline.loader.tokenizer import Tokenizer
 from paceline.request import StructuredOutput
 from paceline.sampling.grammar import GrammarCompiler, GrammarMatcher
 from tests.support import byte_tokenizer
+from tests.unit.loader.test_tokenizer import sentence_piece
 
 END_IDS = (1, 2)
 PERSON = {
@@ -261,3 +262,21 @@ def test_stepping_and_rolling_back_leave_no_trace(structured: StructuredOutput, 
             assert fresh(structured, committed).masks(()) == matcher.masks(())
             return
     assert matcher.failure is None
+
+
+def test_a_vocabulary_of_sentence_piece() -> None:
+    tokenizer = sentence_piece()
+    compiler = GrammarCompiler(tokenizer)
+    matcher = compiler.matcher(StructuredOutput.choice(["hello hell", "</s>"]))
+    matcher.advance(tokenizer.encode_exactly("h")[0])  # type: ignore[index]
+    forced = matcher.forced(16)
+    assert b"".join(map(tokenizer.token_bytes, forced)) == b"ello hell"
+    endings = []
+    for token_id in forced:
+        assert token_id in allowed_ids(matcher.masks(())[0])
+        endings.append(matcher.advance(token_id))
+    assert endings == [None] * (len(forced) - 1) + ["stop"]
+    literal = compiler.matcher(StructuredOutput.choice(["</s>"]))
+    spelled = literal.forced(16)
+    assert b"".join(map(tokenizer.token_bytes, spelled)) == b"</s>"
+    assert 2 not in spelled

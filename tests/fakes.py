@@ -60,7 +60,7 @@ class FakeRunner:
 
 
 class RuledConstraint:
-    """A constraint by hand: ``allows`` names what may follow the output so far; the answer ends where that is nothing."""
+    """A constraint by hand: ``allows`` names what may follow an output; the answer ends where that is nothing."""
 
     failure: str | None = None
 

@@ -356,6 +356,23 @@ def test_openai_parse(checkpoint: Path) -> None:
     run(checkpoint, body)
 
 
+def test_anthropic_parse(checkpoint: Path) -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        answer = await anthropic_client(client).messages.parse(
+            model="m", max_tokens=200, messages=HELLO["messages"], output_format=Paint
+        )
+        assert isinstance(answer.parsed_output, Paint)
+        with pytest.raises(anthropic.BadRequestError, match="JSON schema cannot be used"):
+            await anthropic_client(client).messages.create(
+                model="m",
+                max_tokens=200,
+                messages=HELLO["messages"],
+                output_config={"format": {"type": "json_schema", "schema": BAD}},
+            )
+
+    run(checkpoint, body)
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "seed": 5}], ids=["greedy", "seeded"])
 def test_speculation_changes_no_answer(checkpoint: Path, sampling: dict[str, Any]) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "paint", "schema": Paint.model_json_schema()}}

@@ -119,12 +119,14 @@ class GrammarMatcher:
         self._consumed: list[int] = []
         self._num_committed = 0  # of the consumed ones
         self._masks: dict[int, bytes] = {}  # by the number of tokens consumed before
-        self._failure: str | None = None
+        self._lost: tuple[list[int], str] | None = None  # where the library gave up, and why
 
     @property
     def failure(self) -> str | None:
         """See :class:`paceline.request.Constraint`."""
-        return self._failure
+        if self._lost is None or self._lost[0] != self._consumed[: self._num_committed]:
+            return None
+        return self._lost[1]
 
     def masks(self, token_ids: Sequence[int]) -> list[bytes]:
         """See :class:`paceline.request.Constraint`."""
@@ -153,7 +155,7 @@ class GrammarMatcher:
         if self._consumed[position : position + 1] != [token_id]:
             self._return_to(position)
             if not self._consume(token_id):
-                self._fail(f"token {token_id} was committed although the grammar forbids it")
+                self._give_up(f"token {token_id} was committed although the grammar forbids it")
                 return "length"
         self._num_committed += 1
         self._masks = {place: mask for place, mask in self._masks.items() if place > position}
@@ -164,29 +166,26 @@ class GrammarMatcher:
         """What may follow the committed tokens and these; None where they cannot stand there."""
         place = self._num_committed + len(token_ids)
         is_known = self._consumed[self._num_committed : place] == list(token_ids)
-        if not (is_known and place in self._masks):
-            if self._follow(token_ids) < len(token_ids):
-                return None
-            mask = self._compute()
-            if mask is None:
-                return None
-            self._masks[place] = mask
-        return self._masks[place]
-
-    def _compute(self) -> bytes | None:
-        """The mask at this very place; None where the library gives up on what was only drafted."""
+        if is_known and place in self._masks:
+            return self._masks[place]
+        if self._follow(token_ids) < len(token_ids):
+            return None
         was_complete = self._matcher.is_stopped()
-        mask = bytearray(self._matcher.compute_bitmask())
-        if not was_complete and self._matcher.is_stopped():  # too complex, or no token of the vocabulary fits
-            reason = self._matcher.get_error() or self._matcher.stop_reason()
-            if len(self._consumed) > self._num_committed:
-                self._return_to(self._num_committed, is_broken=True)
-                return None
-            self._fail(_brief(reason))
+        mask = self._with_all_ends(self._matcher.compute_bitmask())
+        if was_complete or not self._matcher.is_stopped():
+            self._masks[place] = mask
+        else:  # too complex, or no token of the vocabulary fits: the mask lets nothing through but an end
+            self._give_up(_brief(self._matcher.get_error() or self._matcher.stop_reason()))
+            self._return_to(self._num_committed, is_broken=True)
+        return mask
+
+    def _with_all_ends(self, mask: bytes) -> bytes:
+        """A mask of the library, which knows of one end token, with all of them or none."""
+        adjusted = bytearray(mask)
         may_end = self._may_end and any(_has(mask, token_id) for token_id in self._end_token_ids)
-        for token_id in self._end_token_ids:  # the library knows of one
-            _set(mask, token_id, may_end)
-        return bytes(mask)
+        for token_id in self._end_token_ids:
+            _set(adjusted, token_id, may_end)
+        return bytes(adjusted)
 
     def _follow(self, token_ids: Sequence[int]) -> int:
         """Go from the committed tokens along these as far as the grammar allows; how far that was."""
@@ -224,10 +223,9 @@ class GrammarMatcher:
             self._matcher = self._compiled.deep_copy()
             self._matcher.consume_tokens(self._consumed)
 
-    def _fail(self, reason: str) -> None:
-        if self._failure is None:
-            self._failure = reason
-            log.warning("a structured output is cut short: %s", reason)
+    def _give_up(self, reason: str) -> None:
+        self._lost = (list(self._consumed), reason)
+        log.warning("a structured output cannot go on: %s", reason)
 
 
 def _source(structured: StructuredOutput) -> str:

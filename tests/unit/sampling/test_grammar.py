@@ -208,6 +208,68 @@ def test_where_the_library_cannot_go_back_it_starts_over() -> None:
     assert matcher.masks(draft)[-1] == fresh(structured, [*committed, *draft]).masks(())[0]
 
 
+class _GivesUp:
+    """A matcher of the library that finds everything too complex behind some number of tokens."""
+
+    def __init__(self, matcher: Any, limit: int) -> None:
+        self._matcher, self._limit, self._num_consumed = matcher, limit, 0
+        self._is_lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def try_consume_tokens(self, token_ids: list[int]) -> int:
+        num_consumed: int = 0 if self._is_lost else self._matcher.try_consume_tokens(token_ids)
+        self._num_consumed += num_consumed
+        return num_consumed
+
+    def consume_tokens(self, token_ids: list[int]) -> bool:
+        return self.try_consume_tokens(token_ids) == len(token_ids)
+
+    def rollback(self, num_tokens: int) -> bool:
+        self._num_consumed -= num_tokens
+        return not self._is_lost and bool(self._matcher.rollback(num_tokens))
+
+    def compute_bitmask(self) -> bytes:
+        self._is_lost |= self._num_consumed >= self._limit
+        return (1 << END_IDS[0]).to_bytes(40, "little") if self._is_lost else self._matcher.compute_bitmask()
+
+    def is_stopped(self) -> bool:
+        return self._is_lost or bool(self._matcher.is_stopped())
+
+    def get_error(self) -> str:
+        return "too complex" if self._is_lost else ""
+
+
+def test_where_the_library_gives_up_only_an_end_is_allowed(caplog: pytest.LogCaptureFixture) -> None:
+    """The same with drafts and without; and a draft that led there is no harm to another way."""
+    structured = StructuredOutput.regex("a{9}|a{3}b{6}")
+    a, b = TOKENIZER.encode("a")[0], TOKENIZER.encode("b")[0]
+    compiled = COMPILER.compile(structured)
+    limit = 5
+
+    class Compiled:
+        def deep_copy(self) -> _GivesUp:
+            return _GivesUp(compiled.deep_copy(), limit)
+
+    drafted, plain = (GrammarMatcher(Compiled(), TOKENIZER) for _ in range(2))  # type: ignore[arg-type]
+    masks = drafted.masks([a] * 8)
+    assert [allowed_ids(mask) for mask in masks] == [{a}, {a}, {a}, {a, b}, {a}, set(END_IDS)]
+    assert drafted.failure is None  # nothing of it is committed
+    assert "too complex" in caplog.text
+    for position in range(limit):
+        assert plain.masks(()) == masks[position : position + 1]
+        assert drafted.advance(a) is plain.advance(a) is None
+    assert plain.masks(()) == masks[-1:]
+    assert plain.failure == drafted.failure == "too complex"
+    limit = 99
+    other = GrammarMatcher(Compiled(), TOKENIZER)  # type: ignore[arg-type]
+    other.masks([a] * 8)
+    for token_id in (a, a, a, b, b):
+        assert other.advance(token_id) is None
+    assert other.failure is None
+
+
 STRUCTURES = [
     StructuredOutput.json_schema(PERSON),
     StructuredOutput.json_object(),

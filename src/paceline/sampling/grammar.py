@@ -89,7 +89,9 @@ class GrammarCompiler:
         probe = compiled.deep_copy()
         probe.compute_bitmask()  # the first one costs more than those after it, and copies share what it found out
         if probe.is_stopped():
-            reason = _brief(probe.get_error()) or "this model has no tokens to begin the answer with"
+            reason = _brief(probe.get_error())
+            if reason.startswith("NoExtension"):
+                reason = "this model has no tokens to begin the answer with"
             raise GrammarError(f"{noun} cannot be used: {reason}")
         return compiled
 
@@ -251,5 +253,5 @@ def _set(mask: bytearray, token_id: int, is_allowed: bool) -> None:
 
 
 def _brief(message: str) -> str:
-    """An error of the library on one line, without its dump of the grammar."""
-    return " ".join(message.split())[:300]
+    """An error of the library on one line."""
+    return " ".join(message.removesuffix("<non-verbose/>").split())[:300]

@@ -304,12 +304,12 @@ def test_a_guess_ends_where_the_structure_forbids_it(clock: Clock) -> None:
 
 
 def test_what_is_forced_is_drafted_first(clock: Clock) -> None:
-    suffix = FakeLookup("suffix", {"a": [4, 5, 6, 7]})
+    suffix = FakeLookup("suffix", {"a": [4, 5, 8, 7]})
     ladder = Ladder([GrammarLookup(), suffix])
     item = request(drafters=("grammar", "suffix"), mode="static")
-    assert draft(ladder, [item]) == [("suffix", [4, 5, 6, 7])]
+    assert draft(ladder, [item]) == [("suffix", [4, 5, 8, 7])]
     item.constraint = RuledConstraint(lambda output: (4 + len(output),) if len(output) < 3 else range(9))
     assert draft(ladder, [item]) == [("grammar", [4, 5, 6])]
     item = request(drafters=("suffix",), mode="static")
     item.constraint = RuledConstraint(lambda output: (4 + len(output),))
-    assert draft(ladder, [item]) == [("suffix", [4, 5, 6, 7])]  # only those that are named draft
+    assert draft(ladder, [item]) == [("suffix", [4, 5])]  # only those that are named draft

@@ -14,7 +14,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from paceline import AsyncEngine, StructuredOutput
 from paceline.sampling.grammar import GrammarCompiler
@@ -38,9 +38,17 @@ class Colour(StrEnum):
 class Paint(BaseModel):
     """As an application declares it."""
 
+    model_config = ConfigDict(extra="forbid")
     colour: Colour
     litres: int = Field(ge=0, le=99)
     kind: Literal["oil", "water"]
+    is_dry: bool
+
+
+class Sample(BaseModel):
+    """Without numbers: the client of Anthropic leaves their bounds out of the schema."""
+
+    colour: Colour
     is_dry: bool
 
 
@@ -189,7 +197,10 @@ TOOLS: list[dict[str, Any]] = [
             "name": "paint",
             "parameters": {
                 "type": "object",
-                "properties": {"colour": {"enum": ["red", "blue"]}, "litres": {"type": "integer"}},
+                "properties": {
+                    "colour": {"enum": ["red", "blue"]},
+                    "litres": {"type": "integer", "minimum": 0, "maximum": 9},
+                },
                 "required": ["colour"],
                 "x-unknown": {"ignored": True},
                 "not": {"required": ["nothing"]},
@@ -359,9 +370,9 @@ def test_openai_parse(checkpoint: Path) -> None:
 def test_anthropic_parse(checkpoint: Path) -> None:
     async def body(client: httpx.AsyncClient) -> None:
         answer = await anthropic_client(client).messages.parse(
-            model="m", max_tokens=200, messages=HELLO["messages"], output_format=Paint
+            model="m", max_tokens=200, messages=HELLO["messages"], output_format=Sample
         )
-        assert isinstance(answer.parsed_output, Paint)
+        assert isinstance(answer.parsed_output, Sample)
         with pytest.raises(anthropic.BadRequestError, match="JSON schema cannot be used"):
             await anthropic_client(client).messages.create(
                 model="m",

@@ -178,7 +178,7 @@ def test_a_silent_stream_is_kept_alive(serve: Callable[..., None]) -> None:
         ("/v1/chat/completions", {**HELLO, "temperature": -1}, "temperature"),
         ("/v1/chat/completions", {**HELLO, "temperature": "hot"}, "temperature"),
         ("/v1/chat/completions", {**HELLO, "logit_bias": {"x": 1}}, "logit_bias"),
-        ("/v1/chat/completions", {**HELLO, "guided_json": 5}, "guided_json"),
+        ("/v1/chat/completions", {**HELLO, "guided_regex": 5}, "guided_regex"),
         ("/v1/chat/completions", {**HELLO, "speculative": {"drafters": ["oracle"]}}, None),
         ("/v1/completions", {"prompt": "a", "speculative": {"drafters": ["oracle"]}}, None),
         ("/v1/completions", {"prompt": "a", "speculative": {"max_tokens": 65}}, None),

@@ -81,7 +81,7 @@ def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(answer: StructuredOutput) -> dict[str, Any]:
-    schema = json.loads(answer.text) if answer.kind == "json_schema" else {"type": "object"}
+    schema: dict[str, Any] = json.loads(answer.text) if answer.kind == "json_schema" else {"type": "object"}
     return {**schema, "x-guidance": {**JSON_OPTIONS, **(schema.get("x-guidance") or {})}}
 
 

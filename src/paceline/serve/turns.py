@@ -56,11 +56,9 @@ class Turn:
     num_predicted: int
 
     def finish_reason(self, index: int) -> str:
-        """OpenAI's word for why a finished choice ended."""
-        parser = self.parsers[index]
-        if parser is not None and parser.num_calls:
-            return "tool_calls"
-        return self.job.outputs[index].finish_reason
+        """OpenAI's word for why a finished choice ended; a call that was cut off is none to be made."""
+        parser, reason = self.parsers[index], self.job.outputs[index].finish_reason
+        return "tool_calls" if parser is not None and parser.num_calls and reason == "stop" else reason
 
     async def parts(self, service: Service) -> AsyncGenerator[tuple[int, Delta, list[Part]], None]:
         """Generate: (choice, delta, what is certain of its text). Text of the delta may come with a later one."""

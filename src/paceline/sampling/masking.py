@@ -11,11 +11,21 @@ from torch import Tensor
 
 from paceline.sampling.distribution import as_array
 
+# What each byte of a mask lets the logits of its eight tokens be at most, [256, 8]: infinity, or its negative. The
+# smaller of logit and ceiling is then the masked logit, thirty times as fast as choosing by a condition.
+_CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
+_CEILINGS = _CEILINGS.astype(np.float32)
 
-def unpack_mask(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Whether each token is allowed, [vocab_size]; ids that the mask has no bit for are not."""
-    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little")
-    return bits.view(np.bool_)
+
+def ceilings(masks: Sequence[bytes], vocab_size: int) -> npt.NDArray[np.float32]:
+    """Infinity for tokens that are allowed, its negative for all others: [num_masks, vocab_size].
+
+    The masks are equally long; ids that they have no bit for are not allowed.
+    """
+    codes = np.frombuffer(b"".join(masks), dtype=np.uint8)
+    values = _CEILINGS.take(codes, axis=0).reshape(len(masks), -1)[:, :vocab_size]  # eight times as fast as indexing
+    num_missing = vocab_size - values.shape[1]
+    return np.pad(values, ((0, 0), (0, num_missing)), constant_values=-np.inf) if num_missing else values
 
 
 def apply_masks(adjusted: Tensor, masks: Sequence[bytes], logits: Tensor) -> Tensor:
@@ -33,14 +43,11 @@ def apply_masks(adjusted: Tensor, masks: Sequence[bytes], logits: Tensor) -> Ten
     """
     if not masks:
         return adjusted
-    is_allowed = np.ones(adjusted.shape, dtype=np.bool_)
-    for row, mask in zip(is_allowed, masks, strict=False):
-        row[:] = unpack_mask(mask, row.size)
-    masked = _where(is_allowed, adjusted)
+    masked = _lowered(adjusted, masks)
     if adjusted is not logits:
         is_empty = masked.amax(dim=-1) == -torch.inf  # [num_rows]
         if bool(is_empty.any()):
-            masked[is_empty] = _where(is_allowed, logits)[is_empty]
+            masked[is_empty] = _lowered(logits, masks)[is_empty]
     return masked
 
 
@@ -49,7 +56,12 @@ def is_forbidden(row: Tensor) -> bool:
     return bool(row.amax() == -torch.inf)
 
 
-def _where(is_allowed: npt.NDArray[np.bool_], logits: Tensor) -> Tensor:
+def _lowered(logits: Tensor, masks: Sequence[bytes]) -> Tensor:
+    """The logits, the first rows of them not above what their masks let them be."""
+    limits, num_limited = ceilings(masks, logits.shape[-1]), len(masks)
     if logits.device.type == "cpu":  # on one thread: see distribution.py
-        return torch.from_numpy(np.where(is_allowed, as_array(logits), np.float32(-np.inf)))
-    return logits.float().masked_fill(torch.from_numpy(~is_allowed).to(logits.device), -torch.inf)
+        rows = as_array(logits)
+        lowered = np.minimum(rows[:num_limited], limits, out=limits)
+        return torch.from_numpy(lowered if num_limited == len(rows) else np.concatenate([lowered, rows[num_limited:]]))
+    lowered_rows = torch.minimum(logits[:num_limited].float(), torch.from_numpy(limits).to(logits.device))
+    return torch.cat([lowered_rows, logits[num_limited:].float()])

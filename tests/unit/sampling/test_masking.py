@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.sampling.masking import apply_masks, is_forbidden, unpack_mask
+from paceline.sampling.masking import apply_masks, ceilings, is_forbidden
 
 VOCAB_SIZE = 19
 
@@ -21,16 +21,17 @@ def mask_of(*token_ids: int) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-@given(st.sets(st.integers(0, VOCAB_SIZE - 1)))
-def test_a_mask_has_one_bit_per_token(allowed: set[int]) -> None:
-    assert set(np.flatnonzero(unpack_mask(mask_of(*allowed), VOCAB_SIZE))) == allowed
+@given(st.lists(st.sets(st.integers(0, VOCAB_SIZE - 1)), min_size=1, max_size=4))
+def test_a_mask_has_one_bit_per_token(rows: list[set[int]]) -> None:
+    values = ceilings([mask_of(*allowed) for allowed in rows], VOCAB_SIZE)
+    assert values.shape == (len(rows), VOCAB_SIZE)
+    assert [set(np.flatnonzero(row == np.inf)) for row in values] == rows
+    assert np.isinf(values).all()
 
 
 def test_ids_beyond_the_mask_are_not_allowed() -> None:
-    is_allowed = unpack_mask(mask_of(0, 23), 40)
-    assert is_allowed.size == 40
-    assert set(np.flatnonzero(is_allowed)) == {0, 23}
-    assert set(np.flatnonzero(unpack_mask(mask_of(0, 23), 10))) == {0}
+    assert set(np.flatnonzero(ceilings([mask_of(0, 23)], 40)[0] == np.inf)) == {0, 23}
+    assert set(np.flatnonzero(ceilings([mask_of(0, 23)], 10)[0] == np.inf)) == {0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -65,3 +66,8 @@ def test_a_row_in_which_nothing_is_left() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     assert is_forbidden(apply_masks(logits, [mask_of()], logits))
     assert not is_forbidden(apply_masks(logits, [mask_of(3)], logits))
+
+
+def test_what_a_model_or_a_bias_made_infinite_stays_so_where_it_is_allowed() -> None:
+    logits = torch.tensor([[math.inf, math.inf, -math.inf, 1.0]])
+    assert apply_masks(logits, [mask_of(0, 2, 3)], logits).tolist() == [[math.inf, -math.inf, -math.inf, 1.0]]

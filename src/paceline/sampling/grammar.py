@@ -27,9 +27,11 @@ log = logging.getLogger("paceline")
 _MAX_COMPILED = 32
 # Of 1 to 2 KB each.
 _MAX_LEXER_STATES = 50_000
-# How JSON is written, in llguidance's words. Between its tokens stands a blank, or a line break with some indentation:
-# whoever may write any number of blanks never has to come to the point, and small models do not.
-JSON_OPTIONS: Mapping[str, Any] = MappingProxyType({"whitespace_pattern": r"( |\r?\n[ \t]{0,40})"})
+# How JSON is written, in llguidance's words: on one line, with a space behind commas and colons or without. Whoever may
+# write blanks wherever JSON allows them does so before every colon, or for ever.
+JSON_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+)
 _NOUNS = {
     "json_schema": "the JSON schema",
     "json_object": "the JSON object",

@@ -71,8 +71,15 @@ def accepts(structured: StructuredOutput, text: str) -> bool:
         (StructuredOutput.json_schema('{"enum": [1, "two"]}'), ["1", '"two"'], ["2", "two", ""]),
         (
             StructuredOutput.json_object(),
-            ["{}", '{"a": [1, {"b": null}]}', '{\n    "a": 1\n}'],
-            ["[]", "1", "{a: 1}", '{"a": 1}}', '{"a":  1}'],
+            ["{}", '{"a": [1, {"b": null}],"c":""}'],
+            ["[]", "1", "{a: 1}", '{"a": 1}}', '{"a":  1}', '{"a" : 1}', '{\n"a": 1}', '{"a": 1 }'],
+        ),
+        (
+            StructuredOutput.json_schema(
+                {"x-guidance": {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}}
+            ),
+            ["{}", '{\n    "a" : [1 ,\t2]\n}'],
+            ["{a: 1}"],
         ),
         (StructuredOutput.regex(r"\d{3}-[a-c]+"), ["123-abc", "000-a"], ["123-", "12-a", "123-d", "x123-a"]),
         (StructuredOutput.grammar('start: "a" b+\nb: "b" | "c"'), ["ab", "abcb"], ["a", "b", "aba"]),

@@ -31,7 +31,7 @@ PROPERTIES: list[dict[str, Any]] = [
     {
         "point": {
             "type": "array",
-            "items": {"type": "number", "minimum": -9, "maximum": 9},
+            "items": {"type": "number", "multipleOf": 0.25, "maximum": 9},
             "minItems": 2,
             "maxItems": 2,
         }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from paceline.model.runner import SequenceInput
+from paceline.request import FinishReason
 
 
 def next_token(prefix: Sequence[int], vocab_size: int) -> int:
@@ -56,3 +57,38 @@ class FakeRunner:
         if rows:
             logits[range(len(rows)), rows] = 10.0
         return logits
+
+
+class RuledConstraint:
+    """A constraint by hand: ``allows`` names what may follow an output; the answer ends where that is nothing."""
+
+    failure: str | None = None
+
+    def __init__(self, allows: Callable[[Sequence[int]], Collection[int]], output: Sequence[int] = ()) -> None:
+        self._allows = allows
+        self._output = list(output)
+
+    def masks(self, token_ids: Sequence[int]) -> list[bytes]:
+        masks = []
+        for position in range(len(token_ids) + 1):
+            allowed = self._allows([*self._output, *token_ids[:position]])
+            masks.append(sum(1 << token_id for token_id in allowed).to_bytes(32, "little"))
+            if position < len(token_ids) and token_ids[position] not in allowed:
+                break
+        return masks
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        for position, token_id in enumerate(token_ids):
+            if token_id not in self._allows([*self._output, *token_ids[:position]]):
+                return position
+        return len(token_ids)
+
+    def forced(self, num_tokens: int) -> list[int]:
+        forced: list[int] = []
+        while len(forced) < num_tokens and len(allowed := self._allows([*self._output, *forced])) == 1:
+            forced += allowed
+        return forced
+
+    def advance(self, token_id: int) -> FinishReason | None:
+        self._output.append(token_id)
+        return None if self._allows(self._output) else "stop"

@@ -64,6 +64,27 @@ def write_tiny_checkpoint(
     return folder
 
 
+def write_byte_checkpoint(folder: Path, **overrides: Any) -> Path:
+    """A random Llama that can write any text: :func:`byte_tokenizer`, and some padding in its matrices."""
+    write_tiny_checkpoint(folder, "llama", **{"vocab_size": 276, **overrides})
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def byte_tokenizer() -> Tokenizer:
+    """<s>, </s>, <pad>, one token per byte, and merges for what JSON is full of: 273 tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ['{"', '":', '",', '"}', ":\u0120", ",\u0120", "\u0120{", "ab", "tr", "ue", "true", "na", "me", "name"]
+    merges = [(word[: len(word) // 2], word[len(word) // 2 :]) for word in words]
+    tokens = ["<s>", "</s>", "<pad>", *alphabet, *words]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>", "<pad>"])
+    return tokenizer
+
+
 def write_tokenizer(folder: Path, characters: str | None = None) -> None:
     """One token per character: ids 0 and 1 are <s> and </s>, then 62 characters."""
     characters = characters or "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

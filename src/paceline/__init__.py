@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ChecksumError,
         ContextLengthError,
         DraftMismatchError,
+        GrammarError,
         InvalidParameterError,
         InvalidPromptError,
         ModelFormatError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         PacelineError,
         TrainingError,
     )
-    from paceline.request import SamplingParams, Speculation
+    from paceline.request import SamplingParams, Speculation, StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOMES = {
     "Delta": "paceline.engine.output",
     "DraftMismatchError": "paceline.errors",
     "Engine": "paceline.engine.engine",
+    "GrammarError": "paceline.errors",
     "InvalidParameterError": "paceline.errors",
     "InvalidPromptError": "paceline.errors",
     "ModelFormatError": "paceline.errors",
@@ -54,6 +56,7 @@ _HOMES = {
     "Session": "paceline.engine.session",
     "Speculation": "paceline.request",
     "StepEvent": "paceline.engine.events",
+    "StructuredOutput": "paceline.request",
     "TrainingError": "paceline.errors",
 }
 
@@ -67,6 +70,7 @@ __all__ = [
     "Delta",
     "DraftMismatchError",
     "Engine",
+    "GrammarError",
     "InvalidParameterError",
     "InvalidPromptError",
     "ModelFormatError",
@@ -77,6 +81,7 @@ __all__ = [
     "Session",
     "Speculation",
     "StepEvent",
+    "StructuredOutput",
     "TrainingError",
     "__version__",
 ]

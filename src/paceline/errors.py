@@ -13,6 +13,10 @@ class InvalidParameterError(PacelineError, ValueError):
     """A sampling, speculation or engine parameter is outside its range."""
 
 
+class GrammarError(InvalidParameterError):
+    """The JSON schema, regular expression or grammar of a structured output cannot be used."""
+
+
 class InvalidPromptError(PacelineError, ValueError):
     """The prompt is empty, or its messages are malformed."""
 

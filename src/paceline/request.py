@@ -7,17 +7,19 @@ up with ``num_tokens`` plus the drafts, and a rollback is a smaller number, neve
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from paceline.errors import InvalidParameterError
 
 FinishReason = Literal["stop", "length", "cancelled"]
 SpeculationMode = Literal["dynamic", "static", "off"]
+StructuredKind = Literal["json_schema", "json_object", "regex", "grammar"]
 
-DRAFTERS = ("prediction", "suffix", "corpus", "model")
+DRAFTERS = ("grammar", "prediction", "suffix", "corpus", "model")
 MAX_LOGPROBS = 20
 MAX_SPEC_TOKENS = 64
 
@@ -25,6 +27,84 @@ MAX_SPEC_TOKENS = 64
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise InvalidParameterError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """What an answer must look like, whole; the class methods make one.
+
+    ``text`` is the JSON schema, the regular expression or the grammar; it is compiled, and refused if it cannot be,
+    when the request is submitted.
+    """
+
+    kind: StructuredKind
+    text: str = ""
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> StructuredOutput:
+        """JSON that a schema (draft 2020-12) accepts, with its properties in the schema's order.
+
+        Raises:
+            InvalidParameterError: it cannot be written as JSON.
+        """
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        try:
+            return cls("json_schema", json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidParameterError(f"the JSON schema is not plain JSON ({error})") from None
+
+    @classmethod
+    def json_object(cls) -> StructuredOutput:
+        """Any JSON object."""
+        return cls("json_object")
+
+    @classmethod
+    def regex(cls, pattern: str) -> StructuredOutput:
+        """Text that a regular expression matches from beginning to end; no look-around and no back references."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def grammar(cls, text: str) -> StructuredOutput:
+        """Text of a context-free grammar, in llguidance's dialect of Lark or in llama.cpp's GBNF."""
+        return cls("grammar", text)
+
+    @classmethod
+    def choice(cls, options: Sequence[str]) -> StructuredOutput:
+        """Exactly one of some texts.
+
+        Raises:
+            InvalidParameterError: there is none, or one is empty.
+        """
+        _require(bool(options) and all(options), "a choice needs options, and none of them may be empty")
+        return cls("grammar", "start: " + " | ".join(json.dumps(option) for option in options))
+
+
+class Constraint(Protocol):
+    """A structured output at work in one request: what may follow the committed tokens.
+
+    A mask has one bit per token id, the lowest bit of the first byte for id 0.
+    """
+
+    @property
+    def failure(self) -> str | None:
+        """Why no promise about the answer can be kept; None as long as all is well."""
+
+    def masks(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What may follow the committed tokens and ``token_ids[:i]``, for each i from 0.
+
+        As many masks as there are tokens and one more; fewer where a token is forbidden or ends the answer.
+        """
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of ``token_ids`` may follow the committed tokens, one after the other."""
+
+    def forced(self, num_tokens: int) -> list[int]:
+        """The tokens that must come next, at most ``num_tokens`` of them; empty where there is a choice."""
+
+    def advance(self, token_id: int) -> FinishReason | None:
+        """A token was committed that does not end the answer; "stop" when nothing can follow it, "length" when the
+        constraint failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +116,9 @@ class SamplingParams:
     ``min_tokens`` forbids the end token, stop ids and stop strings until that many tokens are out.
     ``logprobs`` n returns the log-probability of each token and of the n likeliest alternatives.
     ``skip_special_tokens`` False shows control tokens in the text, which formats of tool calls may consist of.
+    ``structured`` is what the answer must look like. The end token is allowed only where the answer is complete; the
+    answer ends at once when nothing more can follow, ``min_tokens`` and ``ignore_eos`` or not. A penalty or bias that
+    forbids everything the structure allows is passed over for that token.
 
     Raises:
         InvalidParameterError: a value is outside its range.
@@ -58,6 +141,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -160,6 +244,7 @@ class Request:
         num_cached_tokens: prompt tokens served from the prefix cache when the request was first admitted.
         max_total_tokens: prompt plus output may not exceed this (max_tokens and the context length together).
         arrival: order of arrival, the scheduler's tie breaker.
+        constraint: what the answer may consist of, at the state of the committed tokens; None for free text.
     """
 
     request_id: str
@@ -170,6 +255,7 @@ class Request:
     prediction_token_ids: Sequence[int] = ()
     session_id: str | None = None
     arrival: int = 0
+    constraint: Constraint | None = None
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_draft_computed_tokens: int = 0

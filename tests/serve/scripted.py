@@ -20,7 +20,8 @@ from paceline.errors import ContextLengthError
 from paceline.loader.chat import ChatTemplate
 from paceline.loader.tokenizer import IncrementalDetokenizer, Tokenizer
 from paceline.records import TokenLogprob
-from paceline.request import SamplingParams, Speculation
+from paceline.request import SamplingParams, Speculation, StructuredOutput
+from paceline.sampling.grammar import GrammarCompiler
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -124,6 +125,9 @@ class ScriptedEngine:
     async def snapshot(self) -> CacheSnapshot:
         states = [2, 2, 3, 1] + [0] * 60
         return CacheSnapshot(16, states, [OwnedBlocks("request-0", 30, 3, 1)])
+
+    async def compile_grammar(self, structured: StructuredOutput) -> None:
+        GrammarCompiler(self.tokenizer).compile(structured)
 
     async def score(self, token_ids: Sequence[int], num_top: int = 0) -> list[TokenLogprob]:
         return [TokenLogprob(one, -0.5, {one: -0.5} if num_top else {}) for one in token_ids[1:]]

@@ -83,7 +83,7 @@ def test_has_penalties(options: dict[str, Any], has_penalties: bool) -> None:
         (("static", 65), "from 1 to 64, got 65"),
         (
             ("static", 4, ("suffix", "oracle")),
-            "unknown drafter 'oracle'; choose from prediction, suffix, corpus, model",
+            "unknown drafter 'oracle'; choose from grammar, prediction, suffix, corpus, model",
         ),
         (("dynamic", 8, ("suffix",), 1.0), "min_acceptance must be 0 or more and below 1, got 1.0"),
         (("dynamic", 8, ("suffix",), -0.1), "min_acceptance must be 0 or more and below 1, got -0.1"),
@@ -96,7 +96,7 @@ def test_bad_speculation(arguments: tuple[Any, ...], message: str) -> None:
 
 def test_speculation_defaults() -> None:
     assert (Speculation().mode, Speculation().max_tokens) == ("dynamic", 16)
-    assert tuple(Speculation().drafters) == ("prediction", "suffix", "corpus", "model")
+    assert tuple(Speculation().drafters) == ("grammar", "prediction", "suffix", "corpus", "model")
 
 
 def test_a_request_counts_its_tokens() -> None:

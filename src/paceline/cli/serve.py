@@ -88,6 +88,9 @@ def serve(
     max_tool_schema_kib: Annotated[
         float, _flag("--max-tool-schema-kib", panel="Limits", metavar="KIB", help="Largest description of tools.")
     ] = 1024.0,
+    max_grammar_kib: Annotated[
+        float, _flag("--max-grammar-kib", panel="Limits", metavar="KIB", help="Largest JSON schema, regex or grammar.")
+    ] = 256.0,
     request_timeout: Annotated[
         float, _flag("--request-timeout", "--timeout", panel="Limits", metavar="S", help="Per request; 0 is no limit.")
     ] = 0.0,
@@ -239,6 +242,7 @@ def serve(
         max_queue=max_queue,
         max_body_bytes=round(max_body_mib * 2**20),
         max_tool_schema_bytes=round(max_tool_schema_kib * 2**10),
+        max_grammar_bytes=round(max_grammar_kib * 2**10),
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,
         stall_timeout=stall_timeout,

@@ -7,7 +7,7 @@ from rich.segment import Segment, Segments
 
 from paceline.engine.output import Delta
 
-STYLES = {"prediction": "magenta", "suffix": "green", "corpus": "yellow", "model": "cyan"}
+STYLES = {"grammar": "blue", "prediction": "magenta", "suffix": "green", "corpus": "yellow", "model": "cyan"}
 LEGEND = "accepted from: " + ", ".join(f"[{style}]{name}[/]" for name, style in STYLES.items())
 
 

@@ -20,7 +20,7 @@ from paceline.engine.session import Session
 from paceline.engine.snapshot import CacheSnapshot
 from paceline.loader.tokenizer import Tokenizer
 from paceline.records import TokenLogprob
-from paceline.request import SamplingParams, Speculation
+from paceline.request import SamplingParams, Speculation, StructuredOutput
 
 T = TypeVar("T")
 _Action = Callable[[], None]
@@ -131,6 +131,14 @@ class AsyncEngine:
         """See :meth:`Engine.score`."""
         return await self.between_steps(lambda: self.engine.score(token_ids, num_top))
 
+    async def compile_grammar(self, structured: StructuredOutput) -> None:
+        """Compile what an answer must look like, beside the engine's thread and ahead of the request.
+
+        Raises:
+            GrammarError: it cannot be compiled.
+        """
+        await asyncio.to_thread(self.engine.grammars.compile, structured)
+
     async def between_steps(self, action: Callable[[], T]) -> T:
         """The result of ``action``, called on the engine's thread before its next step."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -183,6 +191,8 @@ class AsyncEngine:
         session: Session | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """See :meth:`Engine.stream`."""
+        if params is not None and params.structured is not None:
+            await self.compile_grammar(params.structured)  # it may take long, and others are in the middle of an answer
         call = _Call(prompt, params, speculation, prediction, session, asyncio.get_running_loop(), asyncio.Queue())
         with self._wake:
             if self._is_closed:

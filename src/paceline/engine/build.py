@@ -29,6 +29,7 @@ from paceline.model.decoder import Decoder
 from paceline.model.runner import ModelRunner
 from paceline.spec.corpus import read_corpus
 from paceline.spec.draft_model import DraftModelProposer
+from paceline.spec.forced import GrammarLookup
 from paceline.spec.ladder import Ladder
 from paceline.spec.prediction import PredictionLookup
 from paceline.spec.proposer import Lookup, Proposer
@@ -113,6 +114,7 @@ def assemble(
         )
     repository = read_corpus(corpus, target.tokenizer) if corpus else None
     lookups: list[Lookup] = [
+        GrammarLookup(),
         PredictionLookup(target.tokenizer),
         SuffixLookup(),
         CorpusLookup(_ANSWER_TOKENS, repository),

@@ -147,6 +147,7 @@ class EngineCore:
                     generator=state.generator,
                     first_position=item.request.num_tokens,
                     end_token_ids=state.end_token_ids,
+                    constraint=item.request.constraint,
                     rows=slice(row, end),
                 )
             )
@@ -155,7 +156,7 @@ class EngineCore:
 
     def _emit(self, request: Request, verdict: Verdict) -> FinishReason | None:
         """Append a verdict's tokens one by one until one of them ends the request; the rest is dropped."""
-        state, params = self._states[request.request_id], request.params
+        state, params, constraint = self._states[request.request_id], request.params, request.constraint
         reason: FinishReason | None = None
         for index, token_id in enumerate(verdict.token_ids):
             request.token_ids.append(token_id)
@@ -167,7 +168,9 @@ class EngineCore:
             is_end = may_stop and token_id in state.end_token_ids
             is_silent = is_end and not params.include_stop_str_in_output
             if is_end or state.text.push(token_id, origin, may_stop=may_stop):
-                reason = "stop"
+                reason = "stop" if constraint is None or constraint.failure is None else "length"
+            elif constraint is not None and (ending := constraint.advance(token_id)) is not None:
+                reason = ending
             elif request.num_tokens >= request.max_total_tokens:
                 reason = "length"
             if reason is not None:

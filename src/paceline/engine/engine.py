@@ -23,7 +23,8 @@ from paceline.errors import ContextLengthError, InvalidPromptError
 from paceline.loader.chat import ChatTemplate
 from paceline.loader.tokenizer import IncrementalDetokenizer
 from paceline.records import TokenLogprob
-from paceline.request import Request, SamplingParams, Speculation
+from paceline.request import Constraint, Request, SamplingParams, Speculation
+from paceline.sampling.grammar import GrammarCompiler
 from paceline.sampling.penalties import TokenHistory, require_valid_bias
 
 Message = Mapping[str, Any]
@@ -57,6 +58,7 @@ class Engine:
         self.core: EngineCore = parts.core
         self.tokenizer = parts.tokenizer
         self.info: EngineInfo = parts.info
+        self.grammars = GrammarCompiler(parts.tokenizer)
         self._chat: ChatTemplate | None = None
         self._lock = threading.RLock()
         self._numbers = itertools.count()
@@ -132,6 +134,7 @@ class Engine:
 
         Raises:
             InvalidPromptError, ContextLengthError, ChatTemplateError: the prompt cannot be served.
+            GrammarError: the structured output asked for cannot be compiled.
             CacheCapacityError: the request could never fit the KV cache.
         """
         request_id = self.submit(prompt, params, speculation=speculation, prediction=prediction, session=session)
@@ -161,6 +164,7 @@ class Engine:
             prediction_token_ids=self.tokenizer.encode(prediction) if prediction else (),
             session_id=session.session_id if session is not None else None,
             arrival=number,
+            constraint=self._constraint(params),
         )
         with self._lock:
             self.core.add(self._state(request))
@@ -280,6 +284,11 @@ class Engine:
         if params.max_tokens is None:
             return limit
         return min(limit, num_prompt_tokens + params.max_tokens)
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        if params.structured is None:
+            return None
+        return self.grammars.matcher(params.structured, may_end=not params.ignore_eos)
 
     def _state(self, request: Request) -> RequestState:
         params = request.params

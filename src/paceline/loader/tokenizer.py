@@ -160,6 +160,22 @@ class Tokenizer:
             return [self.bos_token_id, *token_ids]
         return list(token_ids)
 
+    def encode_exactly(self, text: str) -> list[int] | None:
+        """Token ids whose bytes are exactly those of ``text``, no special token among them; None where there are none.
+
+        For text in the middle of an answer: SentencePiece's space before the first word is left out.
+        """
+        # Nothing merges with a line break put first, and the space comes before it.
+        line_break = "" if self.leading_space == "keep" else "\n"
+        token_ids = list(self._backend.encode(line_break + text, add_special_tokens=False).ids)
+        head = b""
+        while line_break and token_ids and not head.endswith(b"\n"):
+            head += self.token_bytes(token_ids.pop(0))
+        if any(token_id in self._special for token_id in token_ids):
+            return None
+        spelled = b"".join(map(self.token_bytes, token_ids))
+        return token_ids if spelled == text.encode() else None  # a normaliser may have changed it
+
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary (padding rows of the model) have none."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)

@@ -14,7 +14,7 @@ from pydantic import Field
 from paceline.engine.output import Delta
 from paceline.records import TokenLogprob
 from paceline.serve import reports
-from paceline.serve.errors import ApiError, not_supported
+from paceline.serve.errors import ApiError
 from paceline.serve.exchange import answer, service_of, stream
 from paceline.serve.sampling import SamplingFields, WireModel, speculation
 from paceline.serve.service import Service
@@ -77,7 +77,6 @@ class ChatRequest(SamplingFields):
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
@@ -96,7 +95,7 @@ class ChatRequest(SamplingFields):
             if not isinstance(name, str):
                 raise ApiError(400, "tool_choice must name a function", param="tool_choice")
             return ToolUse(tools, name, is_named=True)
-        return ToolUse(tools, self.tool_choice or "auto")
+        return ToolUse(tools, self.tool_choice or "auto", is_parallel=self.parallel_tool_calls is not False)
 
 
 @router.post("/v1/chat/completions", summary="Answer a chat")
@@ -104,8 +103,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """OpenAI's chat completions, with vLLM's sampling fields, ``prediction``, ``speculative`` and sessions."""
     service = service_of(request)
     model = service.require_model(body.model)
-    reject_response_format(body.response_format)
-    body.reject_unsupported()
+    structure = body.structure()
     num_choices = body.n or 1
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -119,6 +117,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
             params,
             tool_use=body.tool_use(),
             speculation=speculation(body.speculative, service.engine.speculation),
+            structure=structure,
             prediction=body.prediction.text if body.prediction else None,
             session_key=body.session_key,
             **_template_options(body),
@@ -132,14 +131,6 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     return await answer(request, ticket, writer.whole())
 
 
-def reject_response_format(response_format: dict[str, Any] | None) -> None:
-    """Raises:
-    ApiError: 400 for anything but plain text.
-    """
-    if response_format is not None and response_format.get("type", "text") != "text":
-        raise not_supported(f"response_format {str(response_format['type'])[:40]!r}", "response_format")
-
-
 def _template_options(body: ChatRequest) -> dict[str, Any]:
     """Variables of the template, and where the answer starts: after its own opening, or where the last message stops.
 
@@ -147,7 +138,7 @@ def _template_options(body: ChatRequest) -> dict[str, Any]:
         ApiError: 400, there is no text to continue.
     """
     options = dict(body.chat_template_kwargs or {})
-    for reserved in ("messages", "tools", "session_key", "answer_prefix"):
+    for reserved in ("messages", "tools", "session_key", "answer_prefix", "structure", "continued_text"):
         options.pop(reserved, None)
     if not body.continue_final_message:
         return {**options, "add_generation_prompt": body.add_generation_prompt}

@@ -14,13 +14,13 @@ from pydantic import Field
 
 from paceline.engine.output import Output
 from paceline.serve import reports
-from paceline.serve.chat import reject_response_format
 from paceline.serve.errors import ApiError
 from paceline.serve.exchange import answer, service_of, stream
 from paceline.serve.fim import fill_in_middle
 from paceline.serve.sampling import SamplingFields, speculation
 from paceline.serve.service import Branch, Job, Prompt, Service
 from paceline.serve.streaming import DONE, JSONBytes, data_event
+from paceline.serve.structure import compile_structure
 
 router = APIRouter()
 
@@ -36,7 +36,6 @@ class CompletionRequest(SamplingFields):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     prediction: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt.
@@ -60,8 +59,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """OpenAI's completions: several prompts, echo with log-probabilities of the prompt, and ``suffix``."""
     service = service_of(request)
     model = service.require_model(body.model)
-    body.reject_unsupported()
-    reject_response_format(body.response_format)
+    structure = body.structure()
     texts = body.prompts()
     num_choices = body.n or 1
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -74,6 +72,9 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     try:
         if max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens 0 needs echo: nothing else would be in the answer", param="max_tokens")
+        if structure is not None:
+            await compile_structure(service.engine, structure, service.config.max_grammar_bytes)
+            params = [replace(one, structured=structure.output) for one in params]
         fim = fill_in_middle(service.engine.tokenizer, param="suffix") if body.suffix else None
         if fim is not None:
             params = [replace(one, stop_token_ids=(*one.stop_token_ids, *fim.stop_token_ids)) for one in params]

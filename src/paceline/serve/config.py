@@ -22,7 +22,8 @@ class ServerConfig:
             model's own.
         max_num_seqs: requests that run at once.
         max_queue: requests that may wait beyond those that run; more are answered 429.
-        max_body_bytes, max_tool_schema_bytes: larger ones are answered 413.
+        max_body_bytes, max_tool_schema_bytes, max_grammar_bytes: larger ones are answered 413. A grammar is also a JSON
+            schema or a regular expression.
         request_timeout: seconds until a request is cancelled; 0 for no limit.
         drain_timeout: seconds that running requests get after SIGTERM.
         stall_timeout: seconds without a finished step, while there is work, after which /health answers 503.
@@ -43,6 +44,7 @@ class ServerConfig:
     max_queue: int = 64
     max_body_bytes: int = 16 * 2**20
     max_tool_schema_bytes: int = 2**20
+    max_grammar_bytes: int = 2**18
     request_timeout: float = 0.0
     drain_timeout: float = 30.0
     stall_timeout: float = 120.0
@@ -55,7 +57,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidParameterError(f"port must be from 0 to 65535, got {self.port}")
-        for name in ("max_num_seqs", "max_body_bytes", "max_tool_schema_bytes", "max_sessions"):
+        for name in ("max_num_seqs", "max_body_bytes", "max_tool_schema_bytes", "max_grammar_bytes", "max_sessions"):
             if getattr(self, name) < 1:
                 raise InvalidParameterError(f"{name} must be 1 or more, got {getattr(self, name)}")
         for name in ("max_queue", "request_timeout", "drain_timeout"):

@@ -19,6 +19,7 @@ from paceline.serve.exchange import answer, service_of, stream
 from paceline.serve.sampling import SpeculativeOptions, WireModel, speculation
 from paceline.serve.service import Service
 from paceline.serve.streaming import JSONBytes, named_event
+from paceline.serve.structure import Structure, one_structure, response_format
 from paceline.serve.tools import CallStart, Part, TextPart
 from paceline.serve.turns import ToolUse, Turn, prepare_turn
 
@@ -70,11 +71,12 @@ class CountRequest(WireModel):
         ]
         choice = self.tool_choice or {}
         kind = choice.get("type", "auto")
+        is_parallel = choice.get("disable_parallel_tool_use") is not True
         if kind == "tool":
             return ToolUse(tools, str(choice.get("name")), is_named=True)
         if kind not in ("auto", "any", "none"):
             raise ApiError(400, "tool_choice.type must be auto, any, tool or none", param="tool_choice")
-        return ToolUse(tools, {"any": "required"}.get(kind, kind))
+        return ToolUse(tools, {"any": "required"}.get(kind, kind), is_parallel=is_parallel)
 
     def openai_messages(self) -> list[dict[str, Any]]:
         """The conversation as OpenAI writes it."""
@@ -97,6 +99,8 @@ class MessagesRequest(CountRequest):
     top_k: Annotated[int, Field(ge=0)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     metadata: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
     speculative: bool | SpeculativeOptions | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
 
@@ -111,6 +115,21 @@ class MessagesRequest(CountRequest):
             stop=tuple(self.stop_sequences or ()),
         )
 
+    def structure(self) -> Structure | None:
+        """What the answer must look like; ``output_format`` is the older name.
+
+        Raises:
+            ApiError: 400, it is malformed.
+        """
+        asked = (self.output_config or {}).get("format")
+        configured = asked if isinstance(asked, Mapping) else None
+        return one_structure(
+            {
+                "output_config.format": response_format("output_config.format", configured),
+                "output_format": response_format("output_format", self.output_format),
+            }
+        )
+
     def session_key(self) -> str | None:
         """The conversation: named outright, or what an agent writes into ``metadata.user_id``."""
         user_id = (self.metadata or {}).get("user_id")
@@ -123,7 +142,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Anthropic's messages, tools and streaming included."""
     service = service_of(request)
     service.require_model(body.model)
-    params = body.params()
+    params, structure = body.params(), body.structure()
     ticket = service.admit()
     try:
         turn = await prepare_turn(
@@ -132,6 +151,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
             [params],
             tool_use=body.tool_use(),
             speculation=speculation(body.speculative, service.engine.speculation),
+            structure=structure,
             session_key=body.session_key(),
             **_continued(body.messages[-1]),
         )

@@ -13,11 +13,12 @@ from pydantic import Field
 
 from paceline.request import SamplingParams
 from paceline.serve import reports
-from paceline.serve.errors import ApiError, not_supported
+from paceline.serve.errors import ApiError
 from paceline.serve.exchange import answer, service_of, stream
 from paceline.serve.sampling import SpeculativeOptions, WireModel, speculation
 from paceline.serve.service import Service
 from paceline.serve.streaming import JSONBytes, named_event
+from paceline.serve.structure import Structure, one_structure, response_format
 from paceline.serve.tools import CallArguments, CallStart, Part, TextPart
 from paceline.serve.turns import ToolUse, Turn, prepare_turn
 
@@ -58,9 +59,9 @@ class ResponsesRequest(WireModel):
             max_tokens=self.max_output_tokens,
         )
 
-    def reject_unsupported(self) -> None:
+    def require_stateless(self) -> None:
         """Raises:
-        ApiError: 400, something that must not be ignored.
+        ApiError: 400, the conversation would have to be known.
         """
         if self.previous_response_id is not None:
             raise ApiError(
@@ -69,9 +70,20 @@ class ResponsesRequest(WireModel):
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
-        text_format = (self.text or {}).get("format")
-        if isinstance(text_format, Mapping) and text_format.get("type", "text") != "text":
-            raise not_supported(f"text.format {str(text_format['type'])[:40]!r}", "text")
+
+    @property
+    def text_format(self) -> Mapping[str, Any]:
+        """``text.format``, or plain text."""
+        asked = (self.text or {}).get("format")
+        return asked if isinstance(asked, Mapping) else {"type": "text"}
+
+    def structure(self) -> Structure | None:
+        """What the answer must look like.
+
+        Raises:
+            ApiError: 400, it is malformed.
+        """
+        return one_structure({"text.format": response_format("text.format", self.text_format)})
 
     def tool_use(self) -> ToolUse:
         """The functions among the tools, as chat completions write them."""
@@ -87,7 +99,7 @@ class ResponsesRequest(WireModel):
             if not isinstance(name, str):
                 raise ApiError(400, "tool_choice must name a function", param="tool_choice")
             return ToolUse(tools, name, is_named=True)
-        return ToolUse(tools, self.tool_choice or "auto")
+        return ToolUse(tools, self.tool_choice or "auto", is_parallel=self.parallel_tool_calls is not False)
 
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as chat completions write it."""
@@ -107,7 +119,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """OpenAI's responses, function tools and streaming included; nothing is stored."""
     service = service_of(request)
     model = service.require_model(body.model)
-    body.reject_unsupported()
+    body.require_stateless()
     ticket = service.admit()
     try:
         turn = await _prepare(service, body)
@@ -136,6 +148,7 @@ async def _prepare(service: Service, body: ResponsesRequest) -> Turn:
         [body.params()],
         tool_use=body.tool_use(),
         speculation=speculation(body.speculative, service.engine.speculation),
+        structure=body.structure(),
         session_key=body.session_id or body.prompt_cache_key,
     )
 
@@ -202,7 +215,7 @@ class _Writer:
             "tool_choice": choice or "auto",
             "tools": body.tools or [],
             "store": False,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": dict(body.text_format)},
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -8,8 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from paceline.request import MAX_SPEC_TOKENS, SamplingParams, Speculation
-from paceline.serve.errors import ApiError, not_supported
+from paceline.request import MAX_SPEC_TOKENS, SamplingParams, Speculation, StructuredOutput
+from paceline.serve.errors import ApiError
+from paceline.serve.structure import (
+    Structure,
+    choice,
+    json_schema,
+    one_structure,
+    response_format,
+    structured_outputs,
+)
 
 log = logging.getLogger("paceline.serve")
 
@@ -82,23 +90,38 @@ class SamplingFields(WireModel):
     speculative: bool | SpeculativeOptions | None = None
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
     session_id: Annotated[str, Field(max_length=256)] | None = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    grammar: Any = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
 
     @property
     def session_key(self) -> str | None:
         """The name of the conversation, under either of its spellings."""
         return self.session_id or self.prompt_cache_key
 
-    def reject_unsupported(self) -> None:
-        """Constrained output would be ignored silently otherwise, which is worse than an error."""
-        for name in ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"):
-            if getattr(self, name) is not None:
-                raise not_supported("constrained output", name)
+    def structure(self) -> Structure | None:
+        """What the answer must look like, under any of its names.
+
+        Raises:
+            ApiError: 400, it is malformed, or there are two.
+        """
+        return one_structure(
+            {
+                "response_format": response_format("response_format", self.response_format),
+                "structured_outputs": structured_outputs(self.structured_outputs or {}),
+                "guided_json": json_schema("guided_json", self.guided_json),
+                "guided_regex": StructuredOutput.regex(self.guided_regex) if self.guided_regex else None,
+                "guided_choice": choice("guided_choice", self.guided_choice),
+                "guided_grammar": StructuredOutput.grammar(self.guided_grammar) if self.guided_grammar else None,
+                "grammar": StructuredOutput.grammar(self.grammar) if self.grammar else None,
+                "json_schema": json_schema("json_schema", self.json_schema),
+            }
+        )
 
     def params(self, *, max_tokens: int | None, logprobs: int | None, choice: int = 0) -> SamplingParams:
         """The engine's parameters for one of the ``n`` choices; with a seed each choice has its own.

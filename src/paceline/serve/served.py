@@ -13,7 +13,7 @@ from paceline.engine.session import Session
 from paceline.engine.snapshot import CacheSnapshot
 from paceline.loader.tokenizer import Tokenizer
 from paceline.records import TokenLogprob
-from paceline.request import SamplingParams, Speculation
+from paceline.request import SamplingParams, Speculation, StructuredOutput
 
 
 class ServedEngine(Protocol):
@@ -48,6 +48,9 @@ class ServedEngine(Protocol):
         session: Session | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Generate piece by piece; leaving the iterator cancels."""
+
+    async def compile_grammar(self, structured: StructuredOutput) -> None:
+        """Compile what an answer must look like, or say why it cannot be."""
 
     async def score(self, token_ids: Sequence[int], num_top: int = 0) -> list[TokenLogprob]:
         """Log-probabilities of a given text."""

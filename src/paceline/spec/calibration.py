@@ -121,6 +121,8 @@ PRIORS: dict[tuple[str, str], Sequence[float]] = {
     ("prediction", "left out"): (0.40, 0.45, 0.60, 0.66, 0.70, 0.72, 0.74, 0.80, 0.85, 0.90, 0.92, 0.94),
     ("prediction", "put in"): (0.15, 0.55, 0.60, 0.66, 0.70, 0.72, 0.74, 0.80, 0.85, 0.90, 0.92, 0.94),
     ("prediction", "replaced"): (0.25, 0.65, 0.70, 0.75, 0.80, 0.82, 0.84, 0.88, 0.92, 0.94, 0.95, 0.96),
+    # What a grammar forces is certain, but for the way it is cut into tokens.
+    ("grammar", "forced"): (0.999,) * len(_BINS),
     # A draft model is asked before anything is known of its draft: the bins are places in the draft.
     ("model", "blind"): (0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50),
 }

@@ -20,6 +20,7 @@ from paceline.records import Verdict
 from paceline.request import Request
 from paceline.sampling.coupled import sample_coupled
 from paceline.sampling.distribution import argmax_lowest, to_probs
+from paceline.sampling.masking import apply_masks, is_forbidden
 from paceline.sampling.penalties import TokenHistory, apply_penalties
 from paceline.sampling.sampler import sample
 from paceline.spec.proposer import NO_DRAFT, Draft
@@ -36,7 +37,7 @@ class _Round:
     horizon: int
     token_ids: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
-    is_stopped: bool = False  # the draft expects a token outside its vocabulary
+    is_stopped: bool = False  # the draft expects a token outside its vocabulary, or may say nothing more
 
     @property
     def is_complete(self) -> bool:
@@ -125,10 +126,17 @@ class DraftModelProposer:
             return
         else:
             row = self._vocabulary.scatter(logits[None], self._vocab_limit)
+        own = row
         if params.has_penalties:
             row = apply_penalties(
                 row, params, self._history(request), item.token_ids, self._end_token_ids, only_last_row=True
             )
+        if request.constraint is not None:
+            masks = request.constraint.masks(item.token_ids)
+            row = apply_masks(row, masks[len(item.token_ids) :], own)
+            if len(masks) <= len(item.token_ids) or is_forbidden(row):
+                item.is_stopped = True
+                return
         if params.is_greedy:
             item.token_ids.append(int(argmax_lowest(row)[0]))
             return

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.records import Verdict
-from paceline.request import Request
+from paceline.request import Constraint, Request
 from paceline.spec.calibration import Calibration
 from paceline.spec.costs import StepCosts
 from paceline.spec.horizon import HorizonController, Prospect
@@ -184,6 +184,8 @@ class Ladder:
         for name in speculation.drafters:
             if name in self._lookups:
                 guess = self._lookups[name].look_up(request, speculation.max_tokens)
+                if guess is not None and request.constraint is not None:
+                    guess = _lawful(guess, request.constraint)
                 if guess is not None:
                     state.guesses.append(guess)
                     options.append(self._option(request, name, guess))
@@ -246,6 +248,12 @@ class Ladder:
             else:
                 drafts.append(NO_DRAFT)
         return drafts
+
+
+def _lawful(guess: Guess, constraint: Constraint) -> Guess | None:
+    """A guess up to the first token that the constraint forbids; exact, because nothing in a lookup is drawn."""
+    num_allowed = constraint.count_allowed(guess.token_ids)
+    return replace(guess, token_ids=guess.token_ids[:num_allowed]) if num_allowed else None
 
 
 def _session(request: Request) -> str:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from paceline.records import Verdict
-from paceline.request import SamplingParams
+from paceline.request import Constraint, SamplingParams
 from paceline.sampling.coupled import verify_coupled
 from paceline.sampling.distribution import argmax_lowest, logprobs_of, to_probs
+from paceline.sampling.masking import apply_masks
 from paceline.sampling.penalties import TokenHistory, apply_penalties
 from paceline.sampling.rejection import verify_greedy, verify_sampled
 from paceline.spec.proposer import Draft
@@ -35,6 +36,7 @@ class VerifyItem:
         history: the committed tokens; may be None where ``params.has_penalties`` is False.
         generator: the request's coins; may be None for greedy and seeded requests.
         end_token_ids: the model's end tokens, which ``min_tokens`` forbids.
+        constraint: what the answer may consist of; None for free text.
     """
 
     params: SamplingParams
@@ -44,11 +46,16 @@ class VerifyItem:
     history: TokenHistory | None = None
     generator: torch.Generator | None = None
     end_token_ids: Collection[int] = ()
+    constraint: Constraint | None = None
 
     @property
     def is_plain_greedy(self) -> bool:
         """True when the argmax of the raw logits decides."""
-        return self.params.is_greedy and not self.params.has_penalties
+        return self.params.is_greedy and not self.params.has_penalties and self.constraint is None
+
+    def masks(self) -> list[bytes]:
+        """What each row may decide; empty for free text."""
+        return self.constraint.masks(self.draft.token_ids) if self.constraint is not None else []
 
 
 class Verifier:
@@ -72,17 +79,18 @@ class Verifier:
         Raises:
             ModelFormatError: the logits of some item hold NaN.
         """
+        masks = [item.masks() for item in items]  # first: a GPU may still be at work on the logits
         logits = logits.detach()[:, : self.vocab_limit]
         argmax_ids = _plain_greedy_ids(items, logits)
-        return [self._verdict(item, logits[item.rows], argmax_ids) for item in items]
+        return [self._verdict(item, logits[item.rows], argmax_ids, own) for item, own in zip(items, masks, strict=True)]
 
-    def _verdict(self, item: VerifyItem, logits: Tensor, argmax_ids: dict[int, int]) -> Verdict:
+    def _verdict(self, item: VerifyItem, logits: Tensor, argmax_ids: dict[int, int], masks: Sequence[bytes]) -> Verdict:
         assert logits.shape[0] == len(item.draft.token_ids) + 1, "an item needs one row more than it has draft tokens"
         if item.is_plain_greedy:
             row_ids = range(item.rows.start, item.rows.stop)
             verdict = verify_greedy([argmax_ids[row_id] for row_id in row_ids], item.draft.token_ids)
         else:
-            verdict = _judge(item, _adjusted(item, logits))
+            verdict = _judge(item, apply_masks(_adjusted(item, logits), masks, logits))
         if item.params.logprobs is None:
             return verdict
         num_tokens = len(verdict.token_ids)

@@ -308,3 +308,18 @@ def test_sentence_piece_streams_what_the_library_decodes(text: str, skips: bool)
 def test_merges_of_the_tiny_vocabulary_apply_in_order() -> None:
     assert MERGES == ["h e", "l l", "he ll"]
     assert strings(byte_level(), "hello") == ["hell", "o"]
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+@pytest.mark.parametrize("text", ["hell", " hell", "he  ll", "\nhell\n", '{"he": 1}', "ünï漢", ""])
+def test_text_in_the_middle_is_spelled_exactly(make: Any, text: str) -> None:
+    tokenizer = make()
+    token_ids = tokenizer.encode_exactly(text)
+    assert token_ids is not None
+    assert b"".join(map(tokenizer.token_bytes, token_ids)) == text.encode()
+
+
+def test_text_that_no_tokens_spell_exactly() -> None:
+    assert byte_level().encode_exactly("he<|im_end|>") is None
+    assert sentence_piece().encode_exactly("</s>") is None
+    assert byte_level(**{"tokenizer.ggml.pre": "qwen2"}).encode_exactly("e\u0301") is None  # composed by the normaliser

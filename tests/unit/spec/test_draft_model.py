@@ -16,7 +16,7 @@ from paceline.sampling.coupled import sample_coupled
 from paceline.sampling.distribution import to_probs
 from paceline.spec.draft_model import DraftModelProposer
 from paceline.spec.proposer import NO_DRAFT
-from tests.fakes import FakeModel, FakeRunner, next_token
+from tests.fakes import FakeModel, FakeRunner, RuledConstraint, next_token
 from tests.support import write_tiny_checkpoint, write_tokenizer
 
 BLOCK_SIZE = 4
@@ -293,3 +293,22 @@ def test_a_draft_without_rows_for_all_tokens_is_refused(make_engine: Callable[..
     write_tokenizer(draft, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345")
     with pytest.raises(DraftMismatchError, match="draft short knows only the first 60 of the target's 64 tokens"):
         make_engine(draft)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(seed=3)], ids=str)
+def test_drafts_keep_to_the_structure(params: SamplingParams) -> None:
+    desk = Desk()
+    request = desk.admit(PROMPT, params)
+    request.constraint = RuledConstraint(lambda output: (20 + len(output), 40 + len(output)) if len(output) < 3 else ())
+    (draft,) = desk.proposer.propose([request], [8])
+    assert [token_id % 20 for token_id in draft.token_ids] == [0, 1, 2]  # and then there is nothing to say
+    if draft.draft_probs is not None:
+        assert draft.draft_probs.shape[0] == 3
+        assert all((row > 0).sum() == 2 for row in draft.draft_probs)
+
+
+def test_a_draft_that_may_not_begin_is_none() -> None:
+    desk = Desk(vocab_limit=30)
+    request = desk.admit(PROMPT)
+    request.constraint = RuledConstraint(lambda output: (40,))  # a token the draft does not have
+    assert desk.proposer.propose([request], [4]) == [NO_DRAFT]

@@ -11,8 +11,10 @@ import pytest
 from paceline.records import Verdict
 from paceline.request import Request, SamplingParams, Speculation, SpeculationMode
 from paceline.spec import ladder as ladder_module
+from paceline.spec.forced import GrammarLookup
 from paceline.spec.ladder import Ladder
 from paceline.spec.proposer import NO_DRAFT, Draft, Guess
+from tests.fakes import RuledConstraint
 
 
 class Clock:
@@ -287,3 +289,27 @@ def test_the_clock_does_not_decide_what_is_drafted_by_a_static_horizon(clock: Cl
     for _ in range(5):
         assert draft(ladder, [item]) == [("model", [9] * 8)]
         commit(ladder, item, 8, 8, [9] * 9)
+
+
+def test_a_guess_ends_where_the_structure_forbids_it(clock: Clock) -> None:
+    suffix, corpus = FakeLookup("suffix", {"a": [4, 5, 6, 7]}), FakeLookup("corpus", {"a": [9, 4, 5, 6]})
+    ladder = Ladder([suffix, corpus])
+    item = request()
+    item.constraint = RuledConstraint(lambda output: range(4, 7))
+    assert draft(ladder, [item]) == [("suffix", [4, 5, 6])]
+    item.constraint = RuledConstraint(lambda output: (9,))
+    assert draft(ladder, [item]) == [("corpus", [9])]
+    item.constraint = RuledConstraint(lambda output: (1,))
+    assert draft(ladder, [item]) == [("none", [])]
+
+
+def test_what_is_forced_is_drafted_first(clock: Clock) -> None:
+    suffix = FakeLookup("suffix", {"a": [4, 5, 8, 7]})
+    ladder = Ladder([GrammarLookup(), suffix])
+    item = request(drafters=("grammar", "suffix"), mode="static")
+    assert draft(ladder, [item]) == [("suffix", [4, 5, 8, 7])]
+    item.constraint = RuledConstraint(lambda output: (4 + len(output),) if len(output) < 3 else range(9))
+    assert draft(ladder, [item]) == [("grammar", [4, 5, 6])]
+    item = request(drafters=("suffix",), mode="static")
+    item.constraint = RuledConstraint(lambda output: (4 + len(output),))
+    assert draft(ladder, [item]) == [("suffix", [4, 5])]  # only those that are named draft

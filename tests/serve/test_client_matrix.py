@@ -92,16 +92,33 @@ def test_litellm(tmp_path: Path) -> None:
     assert got["tools_finish_reason"] == "tool_calls"
 
 
-def test_ai_sdk(tmp_path: Path) -> None:
-    if shutil.which("node") is None:
+def run_node(name: str, server: Running, home: Path) -> dict[str, Any]:
+    """What one of the scripts for Node prints."""
+    node = shutil.which("node")
+    if node is None:
         pytest.skip("needs Node")
-    folder = node_client("ai-sdk", *AI_SDK)
-    script = folder / "use_ai_sdk.mjs"  # beside node_modules, where Node looks for packages
-    script.write_bytes((SCRIPTS / script.name).read_bytes())
+    script = node_client("ai-sdk", *AI_SDK) / name  # beside node_modules, where Node looks for packages
+    script.write_bytes((SCRIPTS / name).read_bytes())
+    out = run_client([node, script, server.url], home=home, url=server.url)
+    assert failures(server) == 0
+    got: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return got
+
+
+@pytest.mark.embedded
+def test_ai_sdk_gets_an_object_of_its_schema(tmp_path: Path, embedded_model_path: Path) -> None:
+    with running_server(AsyncEngine(embedded_model_path, max_model_len=2048)) as server:
+        got = run_node("use_ai_sdk_object.mjs", server, tmp_path)
+    assert got["whole"] == got["streamed"]
+    assert got["whole"]["city"] in ("Bern", "Rome")
+    assert got["whole"]["isRaining"] in (True, False)
+    assert len(got["whole"]["hours"]) == 2
+    assert got["pieces"] > 1
+
+
+def test_ai_sdk(tmp_path: Path) -> None:
     with scripted(weather) as server:
-        out = run_client([shutil.which("node") or "node", script, server.url], home=tmp_path, url=server.url)
-        assert failures(server) == 0
-    got = json.loads(out.strip().splitlines()[-1])
+        got = run_node("use_ai_sdk.mjs", server, tmp_path)
     text = "Sunny and warm: 😀."
     num_tokens = len(text.encode()) + 1
     assert (got["whole"], got["streamed"], got["completion"]) == (text, text, text)

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help run test test-all sanitize bench-quick lint format types contracts docs lock clean
+.PHONY: help run test test-all test-isa sanitize bench-quick lint format types contracts docs lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -17,6 +17,10 @@ test: $(INSTALLED) ## the quick tests (under 6 minutes on two cores)
 
 test-all: $(INSTALLED) ## every test, the long ones included
 	$(BIN)/pytest -m "long or not long"
+
+test-isa: $(INSTALLED) ## the quick tests with the kernels for AVX2, then in plain C++
+	PACELINE_ISA=avx2 $(BIN)/pytest
+	PACELINE_ISA=portable $(BIN)/pytest
 
 sanitize: $(INSTALLED) ## the kernels' tests under AddressSanitizer and UBSan (builds for minutes, needs gcc)
 	$(BIN)/python tests/sanitized.py

@@ -1,30 +1,35 @@
 // Attention in the tile unit: keys lie as its second operand already, values as well, and queries and probabilities are
 // rounded to bf16. Every row is summed in the unit's own fixed order, whatever rows stand beside it.
 
-// Registers 0-3: sums [16 rows][16]; 4 and 5: operands of the first and of the last 16 rows; 6 and 7: what they meet.
-// Scores sum over 32 dimensions of 16 keys at a time, weighted values over 16 tokens.
-inline TileConfig make_attention_config(int depth) {
+// Registers 0-3: sums [rows][16]; 4 and 5: operands of the first 16 rows and of the others; 6 and 7: what they meet.
+// Scores sum over 32 dimensions of 16 keys at a time, weighted values over 16 tokens. A row that is not there is not
+// computed: the unit's time goes by rows.
+inline TileConfig make_attention_config(int depth, int num_rows) {
+  const int first = num_rows < kRowTile ? num_rows : kRowTile, more = num_rows > kRowTile ? num_rows - kRowTile : 1;
+  const int rows[8] = {first, first, more, more, first, more, depth / 2, depth / 2};
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
-    config.rows[i] = static_cast<uint8_t>(i < 6 ? kRowTile : depth / 2);
+    config.rows[i] = static_cast<uint8_t>(rows[i]);
     config.bytes_per_row[i] = static_cast<uint16_t>(i == 4 || i == 5 ? depth * 2 : 64);
   }
   return config;
 }
-static const TileConfig kScoreConfig = make_attention_config(32);
-static const TileConfig kValueConfig = make_attention_config(kTile);
 
-// To the nearest bf16, ties to even; by hand, because the processor's own conversion flushes small numbers.
-inline F rounded(F x) {
-  const __m512i bits = _mm512_castps_si512(x.v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  return {_mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
+// Two times 16 numbers to the nearest bf16, ties to even; what is below the normal numbers becomes 0.
+inline void store_operands(uint16_t* p, F low, F high) {
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v)));
 }
 
-inline void store_operand(uint16_t* p, F x) {
-  const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(x.v), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
+// e^x for x <= 0, for a probability that is rounded to bf16 next: relative error below 6e-6, a hundredth of the rounding.
+inline F soft_exp(F x) {
+  constexpr float kLn2 = 0.693147180559945309f;
+  const F n = nearest(mul(x, broadcast(kLog2E)));
+  const F r = fma(n, broadcast(-kLn2), x);
+  F p = broadcast(4.127635e-2f);
+  p = fma(p, r, broadcast(1.6753246e-1f));
+  p = fma(p, r, broadcast(0.50005101f));
+  p = fma(p, r, broadcast(1.0f));
+  return times_power(fma(p, r, broadcast(1.0f)), n);
 }
 
 // scores [rows, kChunk] of q [rows, width] in bf16 against the keys of some tiles. There is room for two tiles of 16 rows,
@@ -34,7 +39,8 @@ inline void score(const Tile* tiles, int num_tiles, const uint16_t* q, int num_r
   const uint16_t* more_q = q + kRowTile * kMaxHeadDim;
   float* more_scores = scores + kRowTile * kChunk;
   const bool has_more = num_rows > kRowTile;
-  _tile_loadconfig(&kScoreConfig);
+  const TileConfig config = make_attention_config(32, num_rows);
+  _tile_loadconfig(&config);
   for (int t = 0; t < num_tiles; t += 2) {
     const uint16_t* keys = tiles[t].keys;
     const uint16_t* more_keys = tiles[t + 1 < num_tiles ? t + 1 : t].keys;
@@ -68,7 +74,8 @@ inline void weigh(const Tile* tiles, int num_tiles, const uint16_t* probs, int n
   float* more_out = out + kRowTile * width;
   const bool has_more = num_rows > kRowTile;
   const int64_t stride = width * 4;
-  _tile_loadconfig(&kValueConfig);
+  const TileConfig config = make_attention_config(kTile, num_rows);
+  _tile_loadconfig(&config);
   for (int d = 0; d < width; d += 32) {
     _tile_zero(0);
     _tile_zero(1);

@@ -51,14 +51,16 @@ struct Output {
   bool accumulate;    // add to what is there (the residual stream)
 };
 
-// The K/V of one layer: tiles of 16 slots, per tile keys [heads][width / 2][16][2] and values [heads][8][width][2], in
-// bf16 or as signed bytes with a scale for each slot and head [heads][16]. The width is the head size rounded up to 32;
-// what lies beyond the head is zero.
+// The K/V of one layer: per head tiles of 16 slots, a tile of keys being [width / 2][16][2] and of values [8][width][2],
+// in bf16 or as signed bytes with a scale for each slot, [16] a tile. A head's tiles lie together, so that a thread which
+// reads one head's blocks in their order reads memory in its order. The width is the head size rounded up to 32; what
+// lies beyond the head is zero.
 struct KV {
   uint8_t* keys;
   uint8_t* values;
   float* key_scales;  // null for bf16
   float* value_scales;
+  int64_t num_tiles;  // of a head
   int num_heads;
   int head_dim;
   int width;

@@ -20,10 +20,9 @@ constexpr float kLn2Low = -2.12194440e-4f;
 // (Cephes); relative error below 2e-7.
 inline F exp_lanes(F x) {
   x = min(max(x, broadcast(-88.5f)), broadcast(88.0f));
-  const I n = round(mul(x, broadcast(kLog2E)));
-  const F whole = to_float(n);
-  F r = fma(whole, broadcast(-kLn2High), x);
-  r = fma(whole, broadcast(-kLn2Low), r);
+  const F n = nearest(mul(x, broadcast(kLog2E)));
+  F r = fma(n, broadcast(-kLn2High), x);
+  r = fma(n, broadcast(-kLn2Low), r);
   F p = broadcast(1.9875691500e-4f);
   p = fma(p, r, broadcast(1.3981999507e-3f));
   p = fma(p, r, broadcast(8.3334519073e-3f));
@@ -31,9 +30,7 @@ inline F exp_lanes(F x) {
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
   p = add(fma(mul(p, r), r, r), broadcast(1.0f));
-  // n is at least -128: an exponent field of -1 would wrap, so it is held at 0, which makes the power 0.
-  const I biased = round(max(add(whole, broadcast(127.0f)), broadcast(0.0f)));
-  return mul(p, shift_exponent(biased));
+  return times_power(p, n);
 }
 
 inline uint16_t to_bf16(float x) {  // finite; to nearest, ties to even
@@ -213,7 +210,7 @@ void rope(float* head, const float* cos, const float* sin, int head_dim) {
 
 // Numbers of one head in a tile, and where those of a slot's key or value lie among them.
 inline int64_t tile_size(const KV& kv) { return static_cast<int64_t>(kTile) * kv.width; }
-inline int64_t find_head(const KV& kv, int64_t slot, int head) { return slot / kTile * kv.num_heads + head; }
+inline int64_t find_head(const KV& kv, int64_t slot, int head) { return head * kv.num_tiles + slot / kTile; }
 inline int key_place(int lane, int d) { return (d / 2) * 2 * kTile + 2 * lane + d % 2; }
 inline int value_place(int lane, int d, int width) { return (lane / 2) * 2 * width + 2 * d + lane % 2; }
 
@@ -388,8 +385,11 @@ void weigh_rows(const Tile* tiles, int num_tiles, const float* probs, int num_ro
 using Operand = uint16_t;
 #else
 using Operand = float;
-inline F rounded(F x) { return x; }
-inline void store_operand(Operand* p, F x) { store(p, x); }
+inline F soft_exp(F x) { return exp_lanes(x); }
+inline void store_operands(Operand* p, F low, F high) {
+  store(p, low);
+  store(p + kLanes, high);
+}
 inline void score(const Tile* tiles, int num_tiles, const Operand* q, int num_rows, int width, float* scores) {
   score_rows<kMaxRows>(tiles, num_tiles, q, num_rows, width, scores);
 }
@@ -409,15 +409,15 @@ inline Partial soften(float* scores, const Scales* scales, int begin, int end, i
   for (int i = 0; i < width; i += kLanes) largest = max(largest, load(scores + i));
   const float maximum = max_lanes(largest);
   F sum = broadcast(0.0f);
-  for (int i = 0; i < width; i += kLanes) {
-    const F p = exp_lanes(sub(load(scores + i), broadcast(maximum)));
-    if (scales == nullptr) {
-      store_operand(probs + i, rounded(p));
-      sum = add(sum, rounded(p));
-    } else {
-      store_operand(probs + i, rounded(mul(p, load(scales->values + i))));
-      sum = add(sum, p);
+  for (int i = 0; i < width; i += 2 * kLanes) {
+    F low = soft_exp(sub(load(scores + i), broadcast(maximum)));
+    F high = soft_exp(sub(load(scores + i + kLanes), broadcast(maximum)));
+    sum = add(sum, add(low, high));
+    if (scales != nullptr) {
+      low = mul(low, load(scales->values + i));
+      high = mul(high, load(scales->values + i + kLanes));
     }
+    store_operands(probs + i, low, high);
   }
   return {maximum, sum_lanes(sum)};
 }
@@ -447,17 +447,20 @@ void attend_chunk(const KV& kv, int kv_head, const Sequence& sequence, int block
   const F scale = broadcast(1.0f / __builtin_sqrtf(static_cast<float>(head_dim)));
   for (int r = 0; r < num_rows; ++r) {
     const float* from = queries.q + (r / queries.group) * queries.token_stride + (r % queries.group) * head_dim;
-    for (int d = 0; d < width; d += kLanes) {
-      const int left = head_dim - d, lanes = left < 0 ? 0 : left < kLanes ? left : kLanes;
-      store_operand(q + r * kMaxHeadDim + d, rounded(mul(load_first(from + d, lanes), scale)));
-    }
+    const auto scaled = [&](int d) {
+      const int left = head_dim - d;
+      return mul(load_first(from + d, left < 0 ? 0 : left < kLanes ? left : kLanes), scale);
+    };
+    for (int d = 0; d < width; d += 2 * kLanes)
+      store_operands(q + r * kMaxHeadDim + d, scaled(d), scaled(d + kLanes));
   }
   score(tiles, num_tiles, q, num_rows, width, scores);
   int next_tile = 0;
   for (int r = 0; r < num_rows; ++r) {
     // Values are asked for while exponentials keep the processor busy.
     for (; next_tile < num_tiles * (r + 1) / num_rows; ++next_tile) prefetch(tiles[next_tile].values, tile_bytes);
-    const int position = queries.first_position + r / queries.group, positions = num_tiles * kTile;
+    // Probabilities are made for two tiles at a time; what belongs to no tile is 0.
+    const int position = queries.first_position + r / queries.group, positions = (num_tiles + 1) / 2 * 2 * kTile;
     int row_end = position + 1 - start, row_begin = position + 1 - window - start;
     if (row_end > positions) row_end = positions;
     if (window <= 0 || row_begin < 0) row_begin = 0;

@@ -29,6 +29,7 @@ bool may_use_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
+         __builtin_cpu_supports("avx512bf16") &&
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;

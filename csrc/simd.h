@@ -38,7 +38,12 @@ inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline I round(F a) { return {_mm512_cvtps_epi32(a.v)}; }  // to nearest, ties to even
 inline I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I broadcast_int(int x) { return {_mm512_set1_epi32(x)}; }
-inline F shift_exponent(I a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 23))}; }
+inline F nearest(F a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT)}; }
+// p * 2^n for whole n; 0 where the power is below the normal numbers.
+inline F times_power(F p, F n) {
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(n.v, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+  return {_mm512_maskz_scalef_ps(is_normal, p.v, n.v)};
+}
 inline void store_bytes(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
 inline F load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -258,6 +263,14 @@ inline F to_float(const Dot& a) {
   return r;
 }
 
+#endif
+
+#if !defined(__AVX512VNNI__)
+inline F nearest(F a) { return to_float(round(a)); }
+// p * 2^n for whole n from -128 on; 0 where the power is below the normal numbers, whose exponent field is 0.
+inline F times_power(F p, F n) {
+  return mul(p, shift_exponent(round(max(add(n, broadcast(127.0f)), broadcast(0.0f)))));
+}
 #endif
 
 // Sixteen lanes to one number, always in the order of this tree: halves are folded until one lane is left.

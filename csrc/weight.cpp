@@ -126,7 +126,7 @@ KV KVStore::layer(int index) const {
   uint8_t* keys = numbers_.get() + 2 * index * size;
   float* key_scales = scales_ == nullptr ? nullptr : scales_.get() + 2 * index * num_heads_kept;
   float* value_scales = scales_ == nullptr ? nullptr : key_scales + num_heads_kept;
-  return {keys, keys + size, key_scales, value_scales, num_heads_, head_dim_, width_};
+  return {keys, keys + size, key_scales, value_scales, num_slots_ / kTile, num_heads_, head_dim_, width_};
 }
 
 }  // namespace paceline

@@ -21,10 +21,12 @@ BASE = "http://server"
 
 
 @asynccontextmanager
-async def opened(engine: Any, **settings: Any) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
+async def opened(
+    engine: Any, *, tracing: Any = None, **settings: Any
+) -> AsyncIterator[tuple[FastAPI, httpx.AsyncClient]]:
     """An app whose engine is there, and a client of it; afterwards nothing may be left over."""
     ready = asyncio.Event()
-    app = create_app(lambda: engine, ServerConfig(**settings), on_ready=lambda _: ready.set())
+    app = create_app(lambda: engine, ServerConfig(**settings), on_ready=lambda _: ready.set(), tracing=tracing)
     async with app.router.lifespan_context(app):
         await ready.wait()
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

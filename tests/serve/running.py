@@ -11,7 +11,6 @@ from typing import Any
 
 import uvicorn
 
-from paceline import AsyncEngine
 from paceline.serve.app import create_app
 from paceline.serve.config import ServerConfig
 from paceline.serve.service import Service
@@ -23,11 +22,11 @@ class Running:
 
     url: str
     service: Service
-    engine: AsyncEngine
+    engine: Any
 
 
 @contextmanager
-def running_server(engine: AsyncEngine, **settings: Any) -> Iterator[Running]:
+def running_server(engine: Any, **settings: Any) -> Iterator[Running]:
     """Serve an engine at a free port of this machine."""
     ready = threading.Event()
     app = create_app(lambda: engine, ServerConfig(**settings), on_ready=lambda _: ready.set())

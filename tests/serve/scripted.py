@@ -37,15 +37,19 @@ MISTRAL_TEMPLATE = (
     "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}{% if tools %}[TOOL_CALLS]{% endif %}"
 )
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "[TOOL_CALLS]"]
+REPOSITORY_SPECIALS = ["<|repo_name|>", "<|file_sep|>"]
 
 
-def make_tokenizer(template: str | None = PLAIN_TEMPLATE, *, has_fim: bool = True) -> Tokenizer:
+def make_tokenizer(
+    template: str | None = PLAIN_TEMPLATE, *, has_fim: bool = True, has_repositories: bool = False
+) -> Tokenizer:
     """One token per byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([text for text in SPECIALS if has_fim or "fim" not in text])
+    backend.add_special_tokens(REPOSITORY_SPECIALS if has_repositories else [])
     end = backend.token_to_id("<|im_end|>")
     return Tokenizer(
         backend, bos_token_id=None, eos_token_id=end, eos_token_ids=[end], adds_bos=False, chat_template=template
@@ -169,7 +173,8 @@ class ScriptedEngine:
             for token_id in ids[len(out) : len(out) + self.horizon + 1]:
                 out.append(token_id)
                 fresh.append(token_id)
-                if token_id in self.tokenizer.eos_token_ids or stream.push(token_id, "suffix", may_stop=True):
+                is_end = token_id in self.tokenizer.eos_token_ids or token_id in params.stop_token_ids
+                if is_end or stream.push(token_id, "suffix", may_stop=True):
                     reason = "stop"
                 elif len(out) == limit:
                     reason = "length"

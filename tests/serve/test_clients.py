@@ -50,7 +50,9 @@ def test_openai_chat(serve: Callable[..., None]) -> None:
         assert answer.usage.prompt_tokens_details is not None
         assert answer.usage.prompt_tokens_details.cached_tokens == 7
         extra = answer.model_extra or {}
-        assert extra["metrics"]["speculative_decoding"]["num_draft_tokens"] == 8
+        speculation = extra["metrics"]["speculative_decoding"]
+        assert (speculation["num_draft_tokens"], speculation["num_spec_tokens"]) == (8, 16)
+        assert speculation["acceptance_histogram"] == [0, 0, 2] + [0] * 14  # aiperf insists on num_spec_tokens + 1
         assert extra["timings"]["cache_n"] == 7
 
     serve(body, scripted("Sunny."))

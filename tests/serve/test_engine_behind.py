@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import httpx
 import pytest
 import torch
 import transformers
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline import AsyncEngine, Engine, SamplingParams, Speculation
 from paceline.errors import CacheCapacityError, ContextLengthError, InvalidPromptError
@@ -46,21 +49,23 @@ def completion(prompt: str, **fields: Any) -> dict[str, Any]:
     return {"prompt": prompt, "temperature": 0, "max_tokens": 20, **fields}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"logprobs": 3},
-        {"presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
-        {"min_tokens": 10, "logit_bias": {"1": 50}},
-        {"stop": ["a", "Zq"]},
-        {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 0.9},
-        {"ignore_eos": True, "max_tokens": 60},
-    ],
-)
+SPECULATIONS = (False, {"mode": "static", "max_tokens": 5, "drafters": ["model"]}, True)
+FIELDS: list[dict[str, Any]] = [
+    {"logprobs": 3},
+    {"presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
+    {"min_tokens": 10, "logit_bias": {"1": 50}},
+    {"stop": ["a", "Zq"]},
+    {"n": 3, "seed": 7, "temperature": 1.0, "top_p": 0.9},
+    {"ignore_eos": True, "max_tokens": 60},
+    {"n": 2, "seed": 7, "temperature": 1.0, "logprobs": 2, "presence_penalty": 1.0, "min_tokens": 5, "stop": ["q"]},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS)
 def test_speculation_changes_no_answer(tiny_checkpoint: Path, fields: dict[str, Any]) -> None:
     async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
         answers = []
-        for speculative in (False, {"mode": "static", "max_tokens": 5, "drafters": ["model"]}, True):
+        for speculative in SPECULATIONS:
             request = completion("hello", **fields, speculative=speculative)
             response = await client.post("/v1/completions", json=request)
             assert response.status_code == 200, response.text
@@ -72,6 +77,57 @@ def test_speculation_changes_no_answer(tiny_checkpoint: Path, fields: dict[str, 
                     logprobs["top_logprobs"] = [list(top) for top in logprobs["top_logprobs"]]
             answers.append(choices)
         assert answers[0] == answers[1] == answers[2]
+
+    run(tiny_checkpoint, body)
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_speculation_changes_no_chat_and_no_stream_of_it(tiny_checkpoint: Path, fields: dict[str, Any]) -> None:
+    num_top = fields.get("logprobs")
+    asked = {**fields, "logprobs": num_top is not None, "top_logprobs": num_top}
+    request = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 20, **asked}
+
+    def entries(logprobs: Any) -> list[tuple[str, float]]:
+        return [(entry["token"], round(entry["logprob"], 3)) for entry in (logprobs or {}).get("content") or ()]
+
+    async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
+        answers = []
+        for speculative in SPECULATIONS:
+            whole = await client.post("/v1/chat/completions", json={**request, "speculative": speculative})
+            choices = whole.json()["choices"]
+            answers.append(
+                [(one["message"]["content"], one["finish_reason"], entries(one["logprobs"])) for one in choices]
+            )
+            stream = await client.post(
+                "/v1/chat/completions", json={**request, "speculative": speculative, "stream": True}
+            )
+            texts, reasons = [""] * len(choices), [""] * len(choices)
+            tokens: list[list[tuple[str, float]]] = [[] for _ in choices]
+            for event in (json.loads(line[6:]) for line in stream.text.split("\n\n") if line.startswith("data: {")):
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["delta"].get("content", "")
+                    reasons[choice["index"]] = choice["finish_reason"] or ""
+                    tokens[choice["index"]] += entries(choice["logprobs"])
+            answers.append(list(zip(texts, reasons, tokens, strict=True)))
+        assert all(answer == answers[0] for answer in answers)
+
+    run(tiny_checkpoint, body)
+
+
+@pytest.mark.parametrize("speculative", SPECULATIONS)
+def test_what_is_said_of_speculation_adds_up(tiny_checkpoint: Path, speculative: Any) -> None:
+    async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
+        for prompt, limit in (("abcabcabc", 100), ("hello", 7), ("q", 1)):
+            request = completion(prompt, max_tokens=limit, speculative=speculative)
+            response = await client.post("/v1/completions", json=request)
+            said = response.json()["metrics"]["speculative_decoding"]
+            histogram, num_steps = said["acceptance_histogram"], said["num_spec_steps"]
+            assert len(histogram) == said["num_spec_tokens"] + 1
+            assert sum(histogram) == num_steps
+            assert sum(length * count for length, count in enumerate(histogram)) == said["num_accepted_draft_tokens"]
+            assert said["num_accepted_draft_tokens"] <= said["num_draft_tokens"]
+            mean = 1 + said["num_accepted_draft_tokens"] / num_steps if num_steps else 1
+            assert said["mean_acceptance_length"] == pytest.approx(mean)
 
     run(tiny_checkpoint, body)
 
@@ -91,6 +147,37 @@ def test_the_same_text_as_the_library(tiny_checkpoint: Path) -> None:
     run(tiny_checkpoint, body)
 
 
+@pytest.fixture
+def fim_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny model with three of its characters turned into fill-in-the-middle tokens."""
+    folder = tmp_path / "fim"
+    shutil.copytree(tiny_checkpoint, folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for character, token in zip("789", ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), strict=True):
+        token_id = content["model"]["vocab"].pop(character)
+        content["model"]["vocab"][token] = token_id
+        content["added_tokens"].append({"id": token_id, "content": token, "special": True, **flags})
+    path.write_text(json.dumps(content))
+    return folder
+
+
+def test_filling_the_cache_ahead_pays(fim_checkpoint: Path) -> None:
+    async def body(client: httpx.AsyncClient, _engine: AsyncEngine, _app: Any) -> None:
+        request = {"input_extra": [{"text": "abcdefghij" * 12}], "input_prefix": "klm", "input_suffix": "nop"}
+        await client.post("/infill", json={**request, "input_prefix": "", "input_suffix": "", "n_predict": 0})
+        answers = []
+        for speculative in (True, False):
+            asked = {**request, "n_predict": 12, "speculative": speculative}
+            answers.append((await client.post("/infill", json=asked)).json())
+        assert answers[0]["tokens_cached"] >= 116
+        assert answers[0]["content"] == answers[1]["content"]
+        assert answers[0]["tokens_predicted"] <= 12
+
+    run(fim_checkpoint, body)
+
+
 def test_a_session_reads_its_history_from_the_cache(tiny_checkpoint: Path) -> None:
     async def body(client: httpx.AsyncClient, engine: AsyncEngine, _app: Any) -> None:
         messages = [{"role": "user", "content": "q" * 60}]
@@ -107,18 +194,50 @@ def test_a_session_reads_its_history_from_the_cache(tiny_checkpoint: Path) -> No
     run(tiny_checkpoint, body)
 
 
-def test_clients_that_leave_free_their_blocks(tiny_checkpoint: Path) -> None:
+def test_fifty_clients_leave_and_their_requests_end_before_the_next_step(tiny_checkpoint: Path) -> None:
     async def body(client: httpx.AsyncClient, engine: AsyncEngine, app: Any) -> None:
-        request = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True, "temperature": 0}
-        leaving = [
-            call_and_leave(app, {**request, "stream": bool(number % 2)}, after=0.004 * (number % 6))
-            for number in range(20)
-        ]
-        staying = client.post("/v1/completions", json=completion("hello"))
-        answer, *_ = await asyncio.gather(staying, *leaving)
-        assert answer.status_code == 200
         service: Service = app.state.service
+        generator = random.Random(7)
+        core = engine.engine.core
+        last_step: dict[str, int] = {}  # that worked for a request
+        left_at: dict[str, int] = {}  # the step after which its client was gone
+
+        def find(name: str) -> str | None:
+            known = core._states.items()
+            return next((key for key, one in known if name in engine.tokenizer.decode(one.request.token_ids)), None)
+
+        async def leave(number: int) -> None:
+            await asyncio.sleep(generator.uniform(0, 0.3))
+            name = f"client{number}x"
+            request = {
+                "messages": [{"role": "user", "content": name + "hello" * generator.randint(1, 20)}],
+                "ignore_eos": True,
+                "temperature": generator.choice((0, 1)),
+                "stream": bool(number % 2),
+                "speculative": generator.choice((True, False, {"mode": "static", "max_tokens": 4})),
+            }
+            await call_and_leave(app, request, after=generator.uniform(0, 0.1))
+            # Between two steps: whom nobody waits for is dropped before the next one.
+            request_id, step = await engine.between_steps(lambda: (find(name), core._num_steps))
+            if request_id is not None:
+                left_at[request_id] = step
+
+        engine.subscribe(lambda event: last_step.update({event.request_id: event.step}))
+        staying = client.post("/v1/completions", json=completion("hello", max_tokens=400, ignore_eos=True))
+        answer, *_ = await asyncio.gather(staying, *(leave(number) for number in range(50)))
+        assert answer.json()["usage"]["completion_tokens"] == 400
         assert service.num_in_flight == 0
+        assert not service.generations
+        assert len(left_at) >= 10
+        assert all(last_step.get(request_id, 0) <= step for request_id, step in left_at.items())
+        assert core._num_steps > max(left_at.values())
+        page = (await client.get("/metrics")).text
+        samples = {
+            sample.name: sample.value for family in text_string_to_metric_families(page) for sample in family.samples
+        }
+        assert samples["vllm:kv_cache_usage_perc"] == samples["vllm:num_requests_running"] == 0
+        assert samples["vllm:num_requests_waiting"] == 0
+        assert samples["vllm:request_aborted_total"] >= 40  # a few may have had their answer
 
     run(tiny_checkpoint, body, max_queue=50)
 

@@ -10,6 +10,7 @@ import pytest
 
 from paceline import AsyncEngine
 from tests.serve.browser import CHROMIUM, Browser
+from tests.serve.client_env import node_client
 from tests.serve.running import Running, running_server
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
@@ -83,3 +84,41 @@ def test_every_control_has_a_name_and_errors_are_shown(server: Running, browser:
     browser.run("document.getElementById('form').requestSubmit()")
     browser.wait_for("document.getElementById('trouble').textContent.includes('shorten the prompt')")
     assert browser.run("document.getElementById('prompt').value.length") == 600  # nothing typed is lost
+
+
+AXE = ("axe-core@4.14.1",)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(server: Running, browser: Browser, scheme: str) -> None:
+    axe = node_client("axe", *AXE) / "node_modules/axe-core/axe.min.js"
+    still = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
+    browser.call("Emulation.setEmulatedMedia", features=still)
+    browser.open(server.url)
+    browser.wait_for("document.getElementById('about').textContent.includes('context') && pool !== null")
+    browser.run(axe.read_text(encoding="utf-8"))
+    assert _faults(browser) == []  # before anything was said
+
+    browser.run("document.getElementById('max').value = 60")
+    browser.run("document.getElementById('prompt').value = 'abc\\n'.repeat(30)")  # it scrolls
+    browser.run("document.getElementById('form').requestSubmit()")
+    browser.wait_for("messages.length === 2 && !running && pool.owners.length > 0")
+    browser.run(  # one token of each colour, an error, and the question for a key
+        "document.querySelector('.assistant .words').innerHTML += "
+        "Object.keys(ORIGINS).map(name => `<span class=o-${name}>abc</span>`).join(' ')"
+    )
+    browser.run("document.getElementById('trouble').textContent = 'it went wrong'")
+    browser.run("document.getElementById('keyline').hidden = false")
+    assert _faults(browser) == []
+    assert browser.errors == []
+
+
+def _faults(browser: Browser) -> list[str]:
+    """What axe calls serious or critical, by rule and place."""
+    return list(
+        browser.run(
+            """axe.run(document).then(({ violations }) => violations
+                .filter(one => one.impact === "serious" || one.impact === "critical")
+                .flatMap(one => one.nodes.map(node => `${one.id}: ${node.target} ${node.failureSummary}`)))"""
+        )
+    )

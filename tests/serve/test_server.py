@@ -56,6 +56,47 @@ def test_streams_never_split_characters_or_stop_strings(serve: Callable[..., Non
     serve(body, scripted(text, horizon=horizon))
 
 
+def _words(path: str, event: dict[str, Any]) -> str:
+    """The text that an event of a route's stream brings."""
+    if path == "/v1/messages":
+        return str(event.get("delta", {}).get("text", ""))
+    if path == "/v1/responses":
+        return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
+    if path == "/infill":
+        return str(event["content"])
+    return "".join(str(one.get("text") or one.get("delta", {}).get("content", "")) for one in event["choices"])
+
+
+@pytest.mark.parametrize("horizon", range(1, 9))
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", HELLO),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 5000}),
+        ("/v1/messages", {**HELLO, "max_tokens": 5000}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/infill", {"input_prefix": "a", "input_suffix": "c"}),
+    ],
+)
+def test_every_route_streams_whole_characters(
+    serve: Callable[..., None], path: str, body: dict[str, Any], horizon: int
+) -> None:
+    generator = random.Random(horizon)
+    text = "".join(generator.choice(ALPHABET) for _ in range(60))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        async with client.stream("POST", path, json={**body, "stream": True}) as response:
+            chunks = [chunk async for chunk in response.aiter_raw()]
+        whole = b"".join(chunks).decode()  # strict
+        data = [line.removeprefix("data: ") for line in whole.splitlines() if line.startswith("data: {")]
+        words = [_words(path, json.loads(one)) for one in data]
+        assert "".join(words) == text
+        assert len([one for one in words if one]) > 60 / (horizon + 1)  # in pieces, not at the end
+        assert all(one == one.encode().decode() and "\ufffd" not in one for one in words)
+
+    serve(check, scripted(text, horizon=horizon))
+
+
 # ---- who may come in ---------------------------------------------------------------------------------------
 
 
@@ -252,6 +293,7 @@ def test_an_error_of_the_engine_is_told_and_nothing_leaks(serve: Callable[..., N
         assert "the server failed to answer" in response.text
         assert "secret" not in response.text
         assert response.status_code == (200 if stream else 500)
+        assert response.headers["x-request-id"]
         assert "[DONE]" not in response.text
 
     serve(body, engine)
@@ -260,13 +302,15 @@ def test_an_error_of_the_engine_is_told_and_nothing_leaks(serve: Callable[..., N
 
 def test_unknown_fields_are_named_in_the_log(serve: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def body(client: httpx.AsyncClient) -> None:
-        response = await client.post("/v1/chat/completions", json={**HELLO, "frobnicate": 1, "user": "me"})
+        message = {"role": "user", "content": "Hi", "audio": None}
+        request = {"messages": [message], "frobnicate": 1, "user": "me", "modalities": None}
+        response = await client.post("/v1/chat/completions", json=request)
         assert response.status_code == 200
 
     with caplog.at_level(logging.INFO, "paceline.serve"):
         serve(body, scripted("secret answer"))
     assert "frobnicate" in caplog.text
-    assert "user" not in caplog.text
+    assert not any(name in caplog.text for name in ("user", "audio", "modalities"))
     assert "secret answer" not in caplog.text
 
 

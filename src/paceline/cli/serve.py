@@ -195,6 +195,15 @@ def serve(
     log_prompts: Annotated[
         bool, _flag("--log-prompts", panel="Log", help="Write prompts and answers to the log.")
     ] = False,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _flag(
+            "--otlp-traces-endpoint",
+            panel="Log",
+            metavar="URL",
+            help="Send OpenTelemetry spans there over OTLP/HTTP; needs the extra 'otel'.",
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         _flag(
@@ -240,6 +249,7 @@ def serve(
         session_ttl=session_ttl,
         max_sessions=max_sessions,
         log_prompts=log_prompts,
+        otlp_traces_endpoint=otlp_traces_endpoint,
     )
     drafting_model = asked.model or draft
 

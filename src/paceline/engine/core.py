@@ -192,6 +192,7 @@ class EngineCore:
         for item in plan.scheduled:
             state = self._states[item.request.request_id]
             num_blocks = len(item.block_ids)
+            state.tracker.record_scheduled(clock.started)
             state.tracker.record_cache(num_blocks=num_blocks, block_size=self._block_size)
             if not item.is_sampled:
                 continue
@@ -261,10 +262,10 @@ class EngineCore:
 
 
 class _StepClock:
-    """Where a step's time goes."""
+    """Where a step's time goes; ``started`` on ``time.perf_counter``'s clock."""
 
     def __init__(self) -> None:
-        self._started = self._drafted = self._ran = time.perf_counter()
+        self.started = self._drafted = self._ran = time.perf_counter()
 
     def drafted(self) -> None:
         """Proposing is done."""
@@ -277,7 +278,7 @@ class _StepClock:
     @property
     def draft_ms(self) -> float:
         """Scheduling and proposing."""
-        return (self._drafted - self._started) * 1e3
+        return (self._drafted - self.started) * 1e3
 
     @property
     def forward_ms(self) -> float:
@@ -287,4 +288,4 @@ class _StepClock:
     @property
     def step_ms(self) -> float:
         """From the start to now."""
-        return (time.perf_counter() - self._started) * 1e3
+        return (time.perf_counter() - self.started) * 1e3

@@ -23,7 +23,8 @@ class Usage:
 class Timing:
     """Milliseconds. Time to first token runs from submission; decoding from the first token to the last.
 
-    A token's latency is its step's time divided by the tokens the step yielded for the request.
+    A token's latency is its step's time divided by the tokens the step yielded for the request. ``queue_ms`` is the
+    part of the time to first token before the first step that worked on the request began.
     """
 
     ttft_ms: float
@@ -31,6 +32,7 @@ class Timing:
     decode_tokens_per_s: float
     p50_token_ms: float
     p95_token_ms: float
+    queue_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Output:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``paceline run --json`` prints it; logprobs only where they were asked for."""
         data = asdict(self)
-        del data["stop_reason"]
+        del data["stop_reason"], data["timing"]["queue_ms"]
         if self.logprobs is None:
             del data["logprobs"]
         return data

@@ -18,6 +18,7 @@ class RequestTracker:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._submitted_at = time.perf_counter()
+        self._scheduled_at = 0.0
         self._first_token_at = 0.0
         self._last_token_at = 0.0
         self._num_first_tokens = 0  # tokens of the step that brought the first one
@@ -31,6 +32,10 @@ class RequestTracker:
         self._waste_sum = 0.0
         self._num_steps = 0
         self._peak_blocks = 0
+
+    def record_scheduled(self, at: float) -> None:
+        """In each step: when it began, on ``time.perf_counter``'s clock. The first one ends the wait."""
+        self._scheduled_at = self._scheduled_at or at
 
     def record_cache(self, *, num_blocks: int, block_size: int) -> None:
         """After each step: the blocks this request holds."""
@@ -74,6 +79,7 @@ class RequestTracker:
             decode_tokens_per_s=num_decoded / decode if decode > 0 else 0.0,
             p50_token_ms=_quantile(latencies, 0.50) * 1e3,
             p95_token_ms=_quantile(latencies, 0.95) * 1e3,
+            queue_ms=max(0.0, self._scheduled_at - self._submitted_at) * 1e3,
         )
 
     def speculation(self) -> SpeculationReport:

@@ -140,6 +140,11 @@ class Tokenizer:
         """Every token as the file spells it, by id; empty where an id has no token."""
         return list(self._strings)
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that the file spells like this, or None."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of ``text``. Special tokens in it are recognised; BOS is added only if asked for and due.
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,13 +15,16 @@ from starlette.middleware.cors import CORSMiddleware
 
 from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.serve import chat, completions, messages, responses, utility
+from paceline.serve import chat, completions, llama_cpp, messages, responses, utility
 from paceline.serve.config import ServerConfig
 from paceline.serve.errors import ApiError
 from paceline.serve.middleware import AccessLog, Gate, speaks_anthropic
 from paceline.serve.served import ServedEngine
 from paceline.serve.service import Service
 from paceline.serve.streaming import error_response
+
+if TYPE_CHECKING:
+    from paceline.serve.tracing import Tracing
 
 log = logging.getLogger("paceline.serve")
 
@@ -40,13 +43,17 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    load: Callable[[], ServedEngine], config: ServerConfig, *, on_ready: Callable[[Service], None] = lambda _: None
+    load: Callable[[], ServedEngine],
+    config: ServerConfig,
+    *,
+    on_ready: Callable[[Service], None] = lambda _: None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """An application that listens at once and serves when ``load``, called in a thread, has returned an engine.
 
-    ``on_ready`` is called then, or when loading failed (``service.load_error``).
+    ``on_ready`` is called then, or when loading failed (``service.load_error``). ``tracing`` is closed at the end.
     """
-    service = Service(config, load)
+    service = Service(config, load, tracing)
 
     async def start() -> None:
         with suppress(Exception):  # kept as load_error, which on_ready and /health look at
@@ -63,12 +70,13 @@ def create_app(
             tasks[1].cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await service.close()
+            if tracing is not None:
+                await tracing.aclose()
 
     app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan, responses=_ERRORS)
     app.state.service = service
-    for module in (chat, completions, responses, messages, utility):
+    for module in (chat, completions, responses, messages, llama_cpp, utility):
         app.include_router(module.router)
-    app.add_exception_handler(Exception, _answer_error)
     for error_type in (
         ApiError,
         PacelineError,
@@ -84,6 +92,8 @@ def create_app(
             CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
         )
     app.add_middleware(AccessLog)
+    if tracing is not None:
+        app.add_middleware(tracing.around)
     return app
 
 

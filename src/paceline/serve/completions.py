@@ -13,10 +13,10 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from paceline.engine.output import Output
-from paceline.loader.tokenizer import Tokenizer
 from paceline.serve import reports
 from paceline.serve.errors import ApiError
 from paceline.serve.exchange import answer, service_of, stream
+from paceline.serve.fim import fill_in_middle
 from paceline.serve.sampling import SamplingFields, speculation
 from paceline.serve.service import Branch, Job, Prompt, Service
 from paceline.serve.streaming import DONE, JSONBytes, data_event
@@ -26,19 +26,6 @@ router = APIRouter()
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _MAX_PROMPTS = 256
-
-# How models write "fill in the middle", by the tokens in their vocabulary.
-_FIM_FORMATS = (
-    (("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), "{0}{prefix}{1}{suffix}{2}"),
-    (("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), "{0}{prefix}{1}{suffix}{2}"),
-    (("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), "{0}{prefix}{1}{suffix}{2}"),
-    (
-        ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
-        "{0}{prefix}{1}{suffix}{2}",
-    ),
-    (("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"), "{0} {prefix} {1}{suffix} {2}"),
-    (("[SUFFIX]", "[PREFIX]"), "{0}{suffix}{1}{prefix}"),
-)
 
 
 class CompletionRequest(SamplingFields):
@@ -88,12 +75,15 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         if structure is not None:
             await compile_structure(service.engine, structure, service.config.max_grammar_bytes)
             params = [replace(one, structured=structure.output) for one in params]
+        fim = fill_in_middle(service.engine.tokenizer, param="suffix") if body.suffix else None
+        if fim is not None:
+            params = [replace(one, stop_token_ids=(*one.stop_token_ids, *fim.stop_token_ids)) for one in params]
         prompts = []
         for text in texts:
-            if body.suffix:
+            if fim is not None:
                 if not isinstance(text, str):
                     raise ApiError(400, "a suffix needs the prompt as text", param="suffix")
-                text = fill_in_middle(service.engine.tokenizer, text, body.suffix)
+                text = fim.prompt(text, body.suffix or "")
             prompts.append(await service.text_prompt(text, body.session_key if len(texts) == 1 else None))
     except BaseException:
         ticket.close()
@@ -113,23 +103,6 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     if body.stream:
         return stream(service, ticket, writer.chunks())
     return await answer(request, ticket, writer.whole())
-
-
-def fill_in_middle(tokenizer: Tokenizer, prefix: str, suffix: str) -> str:
-    """The prompt that asks a model for what stands between two texts.
-
-    Raises:
-        ApiError: 400, the model's vocabulary has no tokens for it.
-    """
-    vocabulary = set(tokenizer.vocab())
-    for tokens, layout in _FIM_FORMATS:
-        if vocabulary.issuperset(tokens):
-            return layout.format(*tokens, prefix=prefix, suffix=suffix)
-    raise ApiError(
-        400,
-        "this model has no fill-in-the-middle tokens; use a code model that has them, or leave out 'suffix'",
-        param="suffix",
-    )
 
 
 class _Writer:

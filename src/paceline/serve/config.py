@@ -31,6 +31,7 @@ class ServerConfig:
         session_ttl: seconds that an idle session's prefix stays referenced.
         max_sessions: sessions kept; the least recently used is released first.
         log_prompts: write prompts and answers to the log.
+        otlp_traces_endpoint: where OpenTelemetry spans go; None makes none.
     """
 
     host: str = "127.0.0.1"
@@ -51,6 +52,7 @@ class ServerConfig:
     session_ttl: float = 900.0
     max_sessions: int = 64
     log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -64,6 +66,9 @@ class ServerConfig:
         for name in ("stall_timeout", "ping_interval", "session_ttl"):
             if getattr(self, name) <= 0:
                 raise InvalidParameterError(f"{name} must be above 0, got {getattr(self, name)}")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise InvalidParameterError(f"otlp_traces_endpoint must be an http or https URL, got {endpoint!r}")
         if any(not key.strip() for key in self.api_keys):
             raise InvalidParameterError("an API key must not be empty")
         if not self.api_keys and not self.is_insecure and not is_loopback(self.host):

@@ -26,7 +26,11 @@ def speaks_anthropic(path: str) -> bool:
 
 
 class Gate:
-    """Asks for a key and turns away bodies that are too large, whether or not they say so."""
+    """Asks for a key and turns away bodies that are too large, whether or not they say so; answers what goes wrong.
+
+    An error that no route expects is answered here rather than further out, so that its answer has the request's id
+    and the log its status.
+    """
 
     def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int) -> None:
         self._app = app
@@ -40,11 +44,20 @@ class Gate:
             return
         headers = Headers(scope=scope)
         path = scope["path"]
+        is_started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
         try:
             self._check_key(path, scope["method"], headers)
             self._check_size(headers.get("content-length"))
-            await self._app(scope, self._counted(receive), send)
-        except ApiError as error:
+            await self._app(scope, self._counted(receive), noting)
+        except Exception as error:
+            if is_started:
+                raise
             await error_response(error, is_anthropic=speaks_anthropic(path))(scope, receive, send)
 
     def _check_key(self, path: str, method: str, headers: Headers) -> None:

@@ -56,17 +56,19 @@ def timings(output: Output) -> dict[str, Any]:
 
 
 def metrics(output: Output, speculation: Speculation) -> dict[str, Any]:
-    """Speculation of one generation under the names benchmarks read."""
+    """Speculation of one generation under the names benchmarks read; the histogram has an entry for every length."""
     report = output.speculation
+    num_spec_tokens = 0 if speculation.mode == "off" else speculation.max_tokens
+    histogram = list(report.acceptance_histogram)
     return {
         "speculative_decoding": {
             "mean_acceptance_length": report.mean_acceptance_length,
             "draft_acceptance_rate": report.draft_acceptance_rate,
-            "acceptance_histogram": list(report.acceptance_histogram),
+            "acceptance_histogram": [*histogram, *[0] * (num_spec_tokens + 1 - len(histogram))],
             "num_spec_steps": report.num_spec_steps,
             "num_accepted_draft_tokens": report.num_accepted_draft_tokens,
             "num_draft_tokens": report.num_draft_tokens,
-            "num_spec_tokens": 0 if speculation.mode == "off" else speculation.max_tokens,
+            "num_spec_tokens": num_spec_tokens,
             "mean_horizon": report.mean_horizon,
             "horizon_histogram": list(report.horizon_histogram),
             "calibration_error": report.calibration_error,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.request import MAX_SPEC_TOKENS, SamplingParams, Speculation, StructuredOutput
 from paceline.serve.errors import ApiError
@@ -27,14 +27,21 @@ _HARMLESS = frozenset(
 )
 
 
+def _unlimited(max_tokens: Any) -> Any:
+    """llama.cpp's clients write -1 for as many tokens as the context allows."""
+    return 2**31 - 1 if max_tokens == -1 else max_tokens
+
+
 class WireModel(BaseModel):
-    """A request body. Unknown fields are let in, and named in the log."""
+    """A request body. Unknown fields are let in, and named in the log where they are not null."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     @model_validator(mode="after")
     def _warn_of_unknown(self) -> WireModel:
-        unknown = sorted(set(self.model_extra or {}) - _HARMLESS)
+        # Clients send an answer back with all its fields, most of them null: nothing was asked for by those.
+        asked = (name for name, value in (self.model_extra or {}).items() if value is not None)
+        unknown = sorted(set(asked) - _HARMLESS)
         if unknown:
             log.warning("ignored unknown fields of %s: %s", type(self).__name__, ", ".join(map(repr, unknown))[:200])
         return self
@@ -71,7 +78,7 @@ class SamplingFields(WireModel):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0), BeforeValidator(_unlimited)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -17,6 +18,9 @@ from paceline.serve.config import ServerConfig
 from paceline.serve.served import ServedEngine
 from paceline.serve.service import Service
 
+if TYPE_CHECKING:
+    from paceline.serve.tracing import Tracing
+
 
 def run_server(
     load: Callable[[], ServedEngine], config: ServerConfig, *, on_ready: Callable[[Service, str], None]
@@ -24,9 +28,10 @@ def run_server(
     """Serve until SIGINT or SIGTERM; ``on_ready`` gets the service and its address once the model is loaded.
 
     Raises:
-        InvalidParameterError: the address cannot be listened on.
+        InvalidParameterError: the address cannot be listened on, or there is nothing to trace with.
         PacelineError: the model cannot be loaded.
     """
+    tracing = _tracing(config.otlp_traces_endpoint) if config.otlp_traces_endpoint is not None else None
     listener = _listen(config)
     port = listener.getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
@@ -37,7 +42,7 @@ def run_server(
         else:
             on_ready(service, f"http://{host}:{port}")
 
-    app = create_app(load, config, on_ready=ready)
+    app = create_app(load, config, on_ready=ready, tracing=tracing)
     settings = uvicorn.Config(
         app,
         log_config=None,
@@ -67,7 +72,7 @@ def configure_logging(level: str, *, as_json: bool) -> None:
         raise InvalidParameterError(f"unknown log level {level!r}; choose from debug, info, warning, error")
     handler = logging.StreamHandler()
     handler.setFormatter(_JSONFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("paceline", "uvicorn"):
+    for name in ("paceline", "uvicorn", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
@@ -99,6 +104,18 @@ class _JSONFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+def _tracing(endpoint: str) -> Tracing:
+    try:
+        from paceline.serve.tracing import Tracing
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise InvalidParameterError(
+            "--otlp-traces-endpoint needs OpenTelemetry; install it with: pip install 'paceline[otel]'"
+        ) from None
+    return Tracing.to_endpoint(endpoint)
 
 
 def _listen(config: ServerConfig) -> socket.socket:

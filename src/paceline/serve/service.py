@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.engine.output import Delta, Output
 from paceline.request import SamplingParams, Speculation
@@ -51,6 +52,26 @@ class Job:
     outputs: dict[int, Output] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One branch on its way: when it came, and how many tokens it has."""
+
+    branch: Branch
+    speculation: Speculation
+    started_ns: int = field(default_factory=time.time_ns)
+    num_tokens: int = 0
+
+
+class Tracer(Protocol):
+    """Told how generations end, in the context of the request they belong to; see :mod:`paceline.serve.tracing`."""
+
+    def finished(self, job: Job, index: int, started_ns: int, model_name: str) -> None:
+        """A generation of ``job`` has its output."""
+
+    def failed(self, error: BaseException | None) -> None:
+        """A generation ended without one."""
+
+
 class Ticket:
     """A place in the queue; give it back exactly when the request is over."""
 
@@ -73,7 +94,7 @@ class Ticket:
 class Service:
     """One engine and everything the routes share. ``load`` builds the engine, in a thread, once the server listens."""
 
-    def __init__(self, config: ServerConfig, load: Callable[[], ServedEngine]) -> None:
+    def __init__(self, config: ServerConfig, load: Callable[[], ServedEngine], tracer: Tracer | None = None) -> None:
         self.config = config
         self.load_error: Exception | None = None
         self.is_draining = False
@@ -81,9 +102,12 @@ class Service:
         self.feed: Feed | None = None
         self.created = int(time.time())
         self._load = load
+        self._tracer = tracer
         self._engine: ServedEngine | None = None
         self._sessions: Sessions | None = None
         self._num_in_flight = 0
+        self._generations: dict[int, Generation] = {}
+        self._num_generations = 0
 
     # ---- life ----------------------------------------------------------------------------------------------
 
@@ -152,6 +176,11 @@ class Service:
     def num_in_flight(self) -> int:
         """Generations running or waiting."""
         return self._num_in_flight
+
+    @property
+    def generations(self) -> Mapping[int, Generation]:
+        """The same by their number, counted from the server's start; oldest first."""
+        return self._generations
 
     def require_healthy(self) -> None:
         """Raises:
@@ -302,10 +331,14 @@ class Service:
             prediction=job.prediction,
             session=conversation.session if conversation is not None else None,
         )
+        number, generation = self._num_generations, Generation(branch, job.speculation)
+        self._num_generations += 1
+        self._generations[number] = generation
         try:
             async with aclosing(stream) as deltas:
                 while True:
                     delta = await self._next(deltas, started)
+                    generation.num_tokens += len(delta.token_ids)
                     output = delta.output
                     if output is None:
                         yield delta
@@ -314,14 +347,17 @@ class Service:
                         raise ApiError(503, "the server is shutting down")
                     job.outputs[index] = output
                     self._finished(branch, output, time.monotonic() - started)
+                    if self._tracer is not None:
+                        self._tracer.finished(job, index, generation.started_ns, self.model_names[0])
                     yield delta
                     return
         finally:
+            del self._generations[number]
             if conversation is not None:
                 conversation.num_in_flight -= 1
                 conversation.last_used = time.monotonic()
-            if index not in job.outputs and self.metrics is not None:
-                self.metrics.observe_abort()
+            if index not in job.outputs:
+                self._failed()
 
     async def _next(self, deltas: AsyncIterator[Delta], started: float) -> Delta:
         if not self.config.request_timeout:
@@ -329,6 +365,12 @@ class Service:
         remaining = started + self.config.request_timeout - time.monotonic()
         async with asyncio.timeout(remaining):
             return await anext(deltas)
+
+    def _failed(self) -> None:
+        if self.metrics is not None:
+            self.metrics.observe_abort()
+        if self._tracer is not None:
+            self._tracer.failed(sys.exception())
 
     def _finished(self, branch: Branch, output: Output, seconds: float) -> None:
         prompt = branch.prompt

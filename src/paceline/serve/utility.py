@@ -121,6 +121,24 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     return JSONBytes({"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)})
 
 
+@router.get("/tokenizer_info", summary="The tokenizer (vLLM)")
+async def tokenizer_info(request: Request) -> Response:
+    """Special tokens and the chat template, for clients that tokenise through /tokenize and need nothing else."""
+    engine = service_of(request).engine
+    tokenizer = engine.tokenizer
+    return JSONBytes(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": tokenizer.bos_token or None,
+            "eos_token": tokenizer.eos_token or None,
+            "pad_token": tokenizer.eos_token or None,
+            "chat_template": tokenizer.chat_template,
+            "model_max_length": engine.info.max_model_len,
+            "vocab_size": tokenizer.vocab_size,
+        }
+    )
+
+
 @router.get("/v1/sessions", summary="Sessions that keep a prefix")
 async def list_sessions(request: Request) -> Response:
     """Sessions, least recently used first."""

@@ -22,7 +22,7 @@ from paceline.train.prompts import Prompt
 
 NUM_TOP = 16
 MAX_ANSWER_TOKENS = 192
-MAX_PROMPT_TOKENS = 1200
+MAX_PROMPT_TOKENS = 1600
 # Every third answer is sampled, since drafts are also asked to follow texts that are not the likeliest.
 _SAMPLED_EVERY, _TEMPERATURE = 3, 0.8
 

@@ -176,11 +176,12 @@ def _best_boundary(boundaries: dict[int, int], first: int, last: int) -> int:
     return -min(inside)[1] if inside else last
 
 
-def _whole(file: SourceFile, before: str, after: str) -> str:
+def whole(file: SourceFile, before: str, after: str) -> str:
+    """The new text in a code block."""
     return f"```{file.language}\n{after.rstrip()}\n```"
 
 
-def _search_replace(file: SourceFile, before: str, after: str) -> str:
+def search_replace(file: SourceFile, before: str, after: str) -> str:
     """Blocks around the changed lines, as editing agents write them."""
     old, new = before.splitlines(), after.splitlines()
     blocks = []
@@ -198,7 +199,7 @@ def _diff(file: SourceFile, before: str, after: str) -> str:
     return "```diff\n" + "\n".join(rows) + "\n```"
 
 
-_SHAPES = (_whole, _search_replace, _diff)
+_SHAPES = (whole, search_replace, _diff)
 _ASKS = (
     "Rename `{old}` to `{new}` in `{name}`.",
     "In `{name}` the name `{old}` is unclear. Call it `{new}` and change nothing else.",

@@ -38,7 +38,7 @@ from paceline.train.rows import make_rows
 
 _BYTES_PER_TOKEN = 3.3  # of source code, about
 _HELD_OUT_EVERY = 10  # packages; for a repository, files
-_PROMPTS_PER_FILE = 3
+_MIN_PROMPTS_PER_FILE = 3
 _MIN_HELD_OUT = 16
 
 
@@ -243,7 +243,9 @@ class TrainingRun:
 
     def _questions(self, files: Sequence[SourceFile], count: int) -> list[Prompt]:
         has_chat = self._chat() is not None
-        prompts = make_prompts(files, per_file=_PROMPTS_PER_FILE, has_chat=has_chat, seed=self.recipe.seed)
+        # Half as many again as would do if every file had so many definitions.
+        per_file = max(_MIN_PROMPTS_PER_FILE, 3 * count // (2 * len(files)))
+        prompts = make_prompts(files, per_file=per_file, has_chat=has_chat, seed=self.recipe.seed)
         return list(itertools.islice(prompts, count))
 
     def _chat(self) -> ChatTemplate | None:

@@ -6,20 +6,14 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from paceline.train.conversations import MAX_UNIT_BYTES, Message, agent_conversation
 from paceline.train.corpus import SourceFile
-from paceline.train.syntax import Node, parse
+from paceline.train.syntax import Node, Tree, parse
 
-Message = dict[str, str]
-
-_MIN_UNIT_BYTES, _MAX_UNIT_BYTES = 120, 1600
+_MIN_UNIT_BYTES = 120
 _EDITOR = (
     "You are a programming assistant in an editor. You see files of the user's project and change them. Answer with "
     "code first and few words."
-)
-_AGENT = (
-    'You are a coding agent. Call a tool by writing <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Tools: '
-    "read_file(path, first_line, last_line), write_file(path, content), search(pattern), run_tests(target). "
-    "After the work is done, say briefly what changed."
 )
 _TASKS = (
     "Rewrite `{name}` with type hints on all parameters and the return value. Answer with the whole function.",
@@ -60,24 +54,26 @@ def make_prompts(files: Iterable[SourceFile], *, per_file: int, has_chat: bool, 
         units = [node for node in tree.nodes if node.name and node.end - node.start >= _MIN_UNIT_BYTES]
         dice = random.Random(f"{seed}/prompt/{file.package}/{file.path}")
         for unit in dice.sample(units, min(per_file, len(units))):
-            yield _prompt(file, data, unit, dice, has_chat=has_chat)
+            yield _prompt(file, data, unit, tree, dice, has_chat=has_chat)
 
 
-def _prompt(file: SourceFile, data: bytes, unit: Node, dice: random.Random, *, has_chat: bool) -> Prompt:
+def _prompt(file: SourceFile, data: bytes, unit: Node, tree: Tree, dice: random.Random, *, has_chat: bool) -> Prompt:
     chance = dice.random()
     if not has_chat or chance < 0.15:
-        cut = unit.start + min(unit.end - unit.start, _MAX_UNIT_BYTES) // dice.choice([2, 3, 4])
-        text = data[max(0, cut - 2 * _MAX_UNIT_BYTES) : cut].decode(errors="ignore")
+        cut = unit.start + min(unit.end - unit.start, MAX_UNIT_BYTES) // dice.choice([2, 3, 4])
+        text = data[max(0, cut - 2 * MAX_UNIT_BYTES) : cut].decode(errors="ignore")
         return Prompt(file.package, "completion", text)
-    code = data[unit.start : min(unit.end, unit.start + _MAX_UNIT_BYTES)].decode(errors="ignore").rstrip()
+    code = data[unit.start : min(unit.end, unit.start + MAX_UNIT_BYTES)].decode(errors="ignore").rstrip()
     if chance < 0.3:
         head = "\n".join(code.split("\n")[: dice.choice([1, 2, 3])])
         content = _IMPLEMENT.format(language=file.language, head=head)
         return Prompt(file.package, "implement", ({"role": "user", "content": content},))
+    if chance < 0.65:
+        return Prompt(file.package, "agent", tuple(agent_conversation(file, data, unit, tree, dice)))
     before = data[max(0, unit.start - 600) : unit.start].decode(errors="ignore") if dice.random() < 0.4 else ""
     task = dice.choice(_TASKS).format(name=unit.name, path=file.path)
     question = f"{file.path}:\n```{file.language}\n{before}{code}\n```\n\n{task}"
     messages: tuple[Message, ...] = ({"role": "user", "content": question},)
     if dice.random() < 0.5:
-        messages = ({"role": "system", "content": dice.choice((_EDITOR, _AGENT))}, *messages)
+        messages = ({"role": "system", "content": _EDITOR}, *messages)
     return Prompt(file.package, "task", messages)

@@ -80,7 +80,8 @@ def test_a_prediction_is_only_ever_a_draft(arm: Arm) -> None:
         assert list(output.token_ids) == expected
         if prediction == right and arm.name != "off":
             accepted = output.speculation.accepted_by_source
-            assert accepted["prediction"] > 20
+            # Whether it drafts all along is the clock's affair where horizons follow measured costs.
+            assert accepted["prediction"] > (20 if speculation.mode == "static" else 0)
             assert sum(accepted.values()) == output.speculation.num_draft_tokens
 
 

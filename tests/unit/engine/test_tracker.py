@@ -67,6 +67,13 @@ def test_one_token_has_a_first_token_time_and_no_rate(clock: Clock) -> None:
     assert (timing.decode_ms, timing.decode_tokens_per_s, timing.p50_token_ms, timing.p95_token_ms) == (0, 0, 0, 0)
 
 
+def test_waiting_ends_with_the_first_step_that_works_on_a_request(clock: Clock) -> None:
+    tracker = RequestTracker(request())
+    for at in (0.25, 0.5):  # a prompt in two chunks
+        tracker.record_scheduled(clock.now + at)
+    assert tracker.timing().queue_ms == pytest.approx(250.0)
+
+
 def test_rates_run_from_the_first_token_to_the_last(clock: Clock) -> None:
     steps = [(1.0, 1, 0, 0, "none"), (1.5, 5, 4, 4, "model"), (2.0, 1, 4, 0, "model"), (3.0, 4, 3, 3, "suffix")]
     timing = follow(clock, steps).timing()

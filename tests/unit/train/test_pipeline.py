@@ -92,6 +92,7 @@ def test_the_command_trains_a_draft_that_changes_no_token(
     assert report["acceptance"]["greedy"] >= report["data"]["acceptance_before"]["greedy"]
     assert set(report["data"]["examples"]) == {
         "window",
+        "answer: agent",
         "answer: task",
         "answer: completion",
         "answer: implement",

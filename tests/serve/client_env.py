@@ -36,7 +36,7 @@ def node_client(name: str, *packages: str) -> Path:
     def build(folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "package.json").write_text('{"private": true, "type": "module"}')
-        _install(["npm", "install", "--silent", "--prefix", str(folder)], packages)
+        _install(["npm", "install", "--loglevel=error", "--prefix", str(folder)], packages)
 
     return _kept(name, packages, build)
 
@@ -91,5 +91,6 @@ def _install(command: Sequence[str], packages: Sequence[str] = ()) -> None:
     except subprocess.TimeoutExpired:
         pytest.skip(f"installing {what} takes longer than {_INSTALL_SECONDS} s")
     except subprocess.CalledProcessError as error:
-        reason = (error.stderr or error.stdout).strip().splitlines() or ["no reason given"]
-        pytest.skip(f"cannot install {what}: {reason[-1]}")
+        lines = (error.stderr or error.stdout).splitlines()
+        reason = next((line for line in lines if "error" in line.lower()), "no reason given")
+        pytest.skip(f"cannot install {what}: {reason}")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -174,6 +175,10 @@ def test_filling_the_cache_ahead_pays(fim_checkpoint: Path) -> None:
         assert answers[0]["tokens_cached"] >= 116
         assert answers[0]["content"] == answers[1]["content"]
         assert answers[0]["tokens_predicted"] <= 12
+        held = (await client.post("/infill", json={**request, "grammar": 'root ::= "xyz" [0-6]'})).json()
+        assert re.fullmatch("xyz[0-6]", held["content"])
+        wrong = await client.post("/infill", json={**request, "grammar": "root ::= ("})
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_grammar")
 
     run(fim_checkpoint, body)
 

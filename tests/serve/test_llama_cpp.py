@@ -133,11 +133,25 @@ def test_infill_needs_tokens_for_it(serve: Callable[..., None]) -> None:
             error = response.json()["error"]
             assert error["param"] == "input_suffix"
             assert "no fill-in-the-middle tokens" in error["message"]
-        for name, value in (("n_predict", -2), ("grammar", "root ::= [0-9]"), ("json_schema", {"type": "object"})):
-            bad = await client.post("/infill", json={**FROM_EDITOR, name: value})
-            assert (bad.status_code, bad.json()["error"]["param"]) == (400, name)
+        bad = await client.post("/infill", json={**FROM_EDITOR, "n_predict": -2})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "n_predict")
 
     serve(body, scripted(tokenizer=make_tokenizer(has_fim=False)))
+
+
+def test_infill_keeps_to_a_grammar(serve: Callable[..., None]) -> None:
+    engine = scripted()
+
+    async def body(client: httpx.AsyncClient) -> None:
+        for field in ({"grammar": "root ::= [0-9]+"}, {"json_schema": {"type": "string"}}, {"grammar": ""}):
+            assert (await client.post("/infill", json={**FROM_EDITOR, **field})).status_code == 200
+        both = {"grammar": "root ::= [0-9]+", "json_schema": {"type": "string"}}
+        bad = await client.post("/infill", json={**FROM_EDITOR, **both})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "json_schema")
+
+    serve(body, engine)
+    structures = [call.params.structured for call in engine.calls]
+    assert [one.kind if one is not None else None for one in structures] == ["grammar", "json_schema", None]
 
 
 def test_props(serve: Callable[..., None]) -> None:

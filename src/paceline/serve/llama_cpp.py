@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from paceline import __version__
 from paceline.engine.output import Delta, Output
-from paceline.request import SamplingParams, Speculation
+from paceline.request import SamplingParams, Speculation, StructuredOutput
 from paceline.serve import reports
 from paceline.serve.errors import ApiError
 from paceline.serve.exchange import answer, service_of, stream
@@ -20,6 +20,7 @@ from paceline.serve.fim import fill_in_middle
 from paceline.serve.sampling import SpeculativeOptions, WireModel, speculation, stop_strings
 from paceline.serve.service import Branch, Generation, Job, Service
 from paceline.serve.streaming import JSONBytes, data_event
+from paceline.serve.structure import Structure, compile_structure, json_schema, one_structure
 
 router = APIRouter()
 
@@ -52,6 +53,8 @@ class InfillRequest(WireModel):
     stream: bool = False
     return_tokens: bool = False
     response_fields: list[str] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     speculative: bool | SpeculativeOptions | None = None
     model: str | None = None
     cache_prompt: Any = None
@@ -60,19 +63,13 @@ class InfillRequest(WireModel):
     n_indent: Any = None
     t_max_prompt_ms: Any = None
     t_max_predict_ms: Any = None
-    grammar: Any = None
-    json_schema: Any = None
 
     def params(self) -> SamplingParams:
         """The engine's parameters. ``n_predict`` 0, which only fills the cache, is one token that nobody sees.
 
         Raises:
-            ApiError: 400, something that must not be ignored.
             InvalidParameterError: a value the engine does not accept.
         """
-        for name in ("grammar", "json_schema"):
-            if getattr(self, name):
-                raise ApiError(400, f"/infill takes no {name}; ask /v1/completions with 'suffix' for one", param=name)
         return SamplingParams(
             temperature=self.temperature,
             top_k=max(0, self.top_k),
@@ -87,20 +84,39 @@ class InfillRequest(WireModel):
             ignore_eos=self.ignore_eos,
         )
 
+    def structure(self) -> Structure | None:
+        """What the answer must look like.
+
+        Raises:
+            ApiError: 400, there are two.
+        """
+        return one_structure(
+            {
+                "grammar": StructuredOutput.grammar(self.grammar) if self.grammar else None,
+                "json_schema": json_schema("json_schema", self.json_schema),
+            }
+        )
+
 
 @router.post("/infill", summary="Fill in code between two texts (llama.cpp)")
 async def infill(body: InfillRequest, request: Request) -> Response:
     """What stands between ``input_prefix`` and ``input_suffix``, beginning with ``prompt``."""
     service = service_of(request)
     model = service.require_model(body.model)
-    params = body.params()
+    params, structure = body.params(), body.structure()
     drafting = speculation(body.speculative, service.engine.speculation)
     ticket = service.admit()
     try:
         fim = fill_in_middle(service.engine.tokenizer, param="input_suffix")
+        if structure is not None:
+            await compile_structure(service.engine, structure, service.config.max_grammar_bytes)
         extra = [(file.filename, file.text) for file in body.input_extra]
         text = fim.prompt(body.input_prefix, body.input_suffix, middle=body.prompt, extra=extra)
-        params = replace(params, stop_token_ids=tuple(fim.stop_token_ids))
+        params = replace(
+            params,
+            stop_token_ids=tuple(fim.stop_token_ids),
+            structured=structure.output if structure is not None else None,
+        )
         prompt = await service.text_prompt(text)
     except BaseException:
         ticket.close()

@@ -30,7 +30,7 @@ _STAGE_SHARES = {"ce": 1.0, "kl": 2.0, "lk": 1.0}
 _LATER_WEIGHT = 0.8  # of an unrolled step against the one before: fewer drafts get that far
 _HEAD_ROWS = 1024  # logits computed at once: they must not leave the cache
 _EVALUATIONS = 10
-_EVALUATION_ROWS = 48
+_EVALUATION_ROWS = 48  # of a model; a head goes through each several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Trainer:
             self._held_out,
             window=self._recipe.shape.window,
             device=self._device,
-            max_rows=_EVALUATION_ROWS,
+            max_rows=_EVALUATION_ROWS // self._recipe.num_unrolled,
         )
 
     @property

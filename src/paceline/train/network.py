@@ -14,6 +14,8 @@ from paceline.loader.load import Checkpoint
 from paceline.model.config import ModelConfig, expected_weights
 from paceline.model.rope import rope_table
 
+ATTENTION_OUTPUT, MLP_OUTPUT = "self_attn.o_proj.weight", "mlp.down_proj.weight"
+
 
 class DraftNetwork(nn.Module):
     """A Llama-shaped decoder whose input is the target's embedding rows seen through a learned projection.
@@ -78,10 +80,8 @@ class DraftNetwork(nn.Module):
                 x = x + F.linear(of_the_token_before(states, documents), self._of(STATE_PROJECTION))
             for layer in range(self.config.num_layers):
                 prefix = f"model.layers.{layer}."
-                x = x + self._attend(prefix, self._norm(x, f"{prefix}input_layernorm.weight"), mask, seen[layer])
-                normed = self._norm(x, f"{prefix}post_attention_layernorm.weight")
-                gate, up = (F.linear(normed, self._of(f"{prefix}mlp.{name}_proj.weight")) for name in ("gate", "up"))
-                x = x + F.linear(F.silu(gate) * up, self._of(f"{prefix}mlp.down_proj.weight"))
+                x = x + F.linear(self.attended(prefix, x, mask, seen[layer]), self._of(f"{prefix}{ATTENTION_OUTPUT}"))
+                x = x + F.linear(self.gated(prefix, x), self._of(f"{prefix}{MLP_OUTPUT}"))
             states = self._norm(x, "model.norm.weight")
             outputs.append(states)
         return outputs
@@ -90,8 +90,9 @@ class DraftNetwork(nn.Module):
         """Logits of some rows, [num_rows, num_logits]."""
         return F.linear(hidden, self._of("lm_head.weight"))
 
-    def _attend(self, prefix: str, normed: Tensor, mask: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Attention over the K/V of all steps so far; this step's are appended to ``seen``."""
+    def attended(self, prefix: str, x: Tensor, mask: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """What a layer's attention gives its output matrix; ``seen`` are the K/V of earlier steps, this one's join."""
+        normed = self._norm(x, f"{prefix}input_layernorm.weight")
         num_rows, row_tokens, _ = normed.shape
         config = self.config
 
@@ -104,7 +105,13 @@ class DraftNetwork(nn.Module):
         seen.append((k.to(v.dtype), v))
         keys, values = (torch.cat(parts, dim=2) for parts in zip(*seen, strict=True))
         attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
-        return F.linear(attended.transpose(1, 2).flatten(2), self._of(f"{prefix}self_attn.o_proj.weight"))
+        return attended.transpose(1, 2).flatten(2)
+
+    def gated(self, prefix: str, x: Tensor) -> Tensor:
+        """What a layer's MLP gives its output matrix."""
+        normed = self._norm(x, f"{prefix}post_attention_layernorm.weight")
+        gate, up = (F.linear(normed, self._of(f"{prefix}mlp.{name}_proj.weight")) for name in ("gate", "up"))
+        return F.silu(gate) * up
 
     def _rotate(self, x: Tensor) -> Tensor:
         cos, sin = self._cos[: x.shape[2]].to(x.dtype), self._sin[: x.shape[2]].to(x.dtype)
@@ -175,7 +182,9 @@ def last_layer(target: Checkpoint) -> dict[str, Tensor]:
 def initialise_from_target(
     network: DraftNetwork, weights: Mapping[str, Tensor], table: Tensor, token_ids: Tensor
 ) -> None:
-    """Let a head begin as the target's last layer between its final norm and the same head rows.
+    """Let a head begin with what the target's last layer looks at, its final norm and its head rows.
+
+    The layer adds nothing yet: its outputs fit a stream of another size, and would drown the input.
 
     ``weights`` are those of `last_layer`; tensors that the draft does not have are ignored. ``table`` [vocab_size,
     hidden_size] is the target's embedding and, where ``weights`` names no other, its head. The state enters without the
@@ -187,11 +196,16 @@ def initialise_from_target(
     for name, tensor in weights.items():
         if _key(name) in parameters and parameters[_key(name)].shape == tensor.shape:
             parameters[_key(name)].copy_(tensor)
-    parameters[_key("lm_head.weight")].zero_()
+    for name in ("lm_head.weight", f"model.layers.0.{ATTENTION_OUTPUT}", f"model.layers.0.{MLP_OUTPUT}"):
+        parameters[_key(name)].zero_()
     parameters[_key("lm_head.weight")][: len(token_ids)].copy_(head)
-    # A weight near 0 would be divided by: where the norm lets nothing through, nothing can be restored.
-    parameters[_key(STATE_PROJECTION)].copy_(torch.diag(norm / norm.square().clamp_min(0.01 * norm.square().mean())))
+    parameters[_key(STATE_PROJECTION)].copy_(torch.diag(inverse(norm)))
     parameters[_key(PROJECTION)].copy_(torch.eye(table.shape[1]) / table.float().std().clamp_min(1e-8))
+
+
+def inverse(norm: Tensor) -> Tensor:
+    """What undoes a norm's weights. Where they let next to nothing through, nothing is restored."""
+    return norm / norm.square().clamp_min(0.01 * norm.square().mean())
 
 
 def _key(name: str) -> str:

@@ -28,6 +28,7 @@ from paceline.train.dataset import RowSet
 from paceline.train.distill import AnswerStore
 from paceline.train.evaluation import Acceptance, evaluate
 from paceline.train.export import draft_config, export_draft
+from paceline.train.head_start import fit_to_states
 from paceline.train.loop import Progress, Trainer, has_fast_bf16
 from paceline.train.near_duplicates import HeldOutTexts, NearDuplicates
 from paceline.train.network import DraftNetwork, initialise_from_embedding, initialise_from_target, last_layer
@@ -183,10 +184,13 @@ class TrainingRun:
         torch.manual_seed(recipe.seed)
         config = draft_config(recipe.kind, recipe.shape, self._target.config, self._rows.vocabulary)
         network = DraftNetwork(config, self._table.shape[1], recipe.row_tokens)
+        path = self._work / "checkpoint.pt"
         if self._sources.start is not None:
             network.load_tensors({name: t.float() for name, t in _weights(self._sources.start).items()})
         elif recipe.kind == "head":
             initialise_from_target(network, self._last_layer, self._table, self._rows.vocabulary.token_ids)
+            if not path.is_file():  # weights of a checkpoint take the place of all others
+                fit_to_states(network, self._table, self._rows, window=recipe.shape.window, seed=recipe.seed)
         else:
             initialise_from_embedding(network, self._table, self._rows.vocabulary.token_ids)
         self._trainer = Trainer(
@@ -196,7 +200,7 @@ class TrainingRun:
             self._held_out,
             recipe,
             device=self._device,
-            path=self._work / "checkpoint.pt",
+            path=path,
             data_sha256=self._facts["data_sha256"],
         )
         self._network = network

@@ -18,6 +18,7 @@ from paceline.model.draft_vocabulary import DraftVocabulary
 from paceline.train.dataset import RowSet, pack
 from paceline.train.encoding import Example, Teacher
 from paceline.train.export import draft_config, export_draft
+from paceline.train.head_start import fit_to_states
 from paceline.train.loop import Trainer
 from paceline.train.network import DraftNetwork, initialise_from_target, last_layer
 from paceline.train.recipe import DraftShape, Recipe
@@ -161,6 +162,7 @@ def train_head(folder: Path, target_path: Path, *, steps: int = 150) -> Trainer:
         states = TargetStates(rows, target.config.hidden_size, lambda: engine, folder / "rows.states")
         rows = dataclasses.replace(rows, states=states)
         network = make_head(target_path)
+        fit_to_states(network, table, rows, window=HEAD_WINDOW, seed=0)
         shape = DraftShape.of_target(target.config, HEAD_VOCABULARY.num_tokens, HEAD_WINDOW)
         recipe = make_recipe(
             kind="head", shape=shape, steps=steps, row_tokens=64, learning_rate=5e-3, losses=("ce", "kl")

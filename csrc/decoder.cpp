@@ -11,6 +11,7 @@ namespace {
 constexpr int kSplitTokens = 32;
 
 constexpr int kStagesPerLayer = 10;  // two norms, four products, rotation, attention, its merging, the gate
+constexpr int kOtherStages = 4;      // the embedding, states and their product, the final norm
 
 }  // namespace
 
@@ -98,17 +99,18 @@ void AttentionPlan::merge_row(const Kernels& kernels, int row, int first, int la
   }
 }
 
-Decoder::Decoder(Shape shape, std::shared_ptr<const Weight> embedding, std::vector<Layer> layers,
-                 std::vector<float> norm, std::vector<float> cos, std::vector<float> sin)
+Decoder::Decoder(Shape shape, std::shared_ptr<const Weight> embedding, LinearLayer state_projection,
+                 std::vector<Layer> layers, std::vector<float> norm, std::vector<float> cos, std::vector<float> sin)
     : shape_(shape),
       embedding_(std::move(embedding)),
+      state_projection_(std::move(state_projection)),
       layers_(std::move(layers)),
       norm_(std::move(norm)),
       cos_(std::move(cos)),
       sin_(std::move(sin)) {}
 
 void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids,
-                      const Batch& batch, float* hidden) {
+                      const float* states, const Batch& batch, float* hidden) {
   const std::lock_guard<std::mutex> lock(one_caller_);
   const int hidden_size = shape_.hidden_size, inner = shape_.intermediate_size, head_dim = shape_.head_dim;
   const int q_size = shape_.num_heads * head_dim, kv_size = shape_.num_kv_heads * head_dim;
@@ -119,7 +121,8 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
   for (const Layer& layer : layers_)
     for (const LinearLayer* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
       rows_for(*linear->weight, num_rows, rows_);
-  std::vector<Stage> stages(kStagesPerLayer * layers_.size() + 2);
+  if (state_projection_.weight) rows_for(*state_projection_.weight, num_rows, rows_);
+  std::vector<Stage> stages(kStagesPerLayer * layers_.size() + kOtherStages);
   AttentionPlan plan(batch, shape_.num_heads, store.layer(0));
   const int num_threads = threads.count();
 
@@ -179,6 +182,13 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
         kernels.unpack_row(embedding_->panels(), static_cast<int>(token_ids[row]),
                            hidden + static_cast<int64_t>(row) * hidden_size);
     });
+    if (state_projection_.weight) {
+      const Rows prepared = rows_for(*state_projection_.weight, num_rows, rows_);
+      share_rows(*stage++, num_rows, prepared.num_groups, num_threads, [&](int row, int first, int last) {
+        kernels.prepare_row(states + static_cast<int64_t>(row) * state_size(), state_size(), prepared, row, first, last);
+      });
+      multiply(state_projection_, prepared, hidden, hidden_size, true);
+    }
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
       const Layer& layer = layers_[l];
       const KV kv = store.layer(l);
@@ -221,6 +231,7 @@ int64_t Decoder::read_weights(const Kernels& kernels, Threads& threads) const {
     for (const LinearLayer* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
       weights.push_back(linear->weight.get());
   weights.push_back(embedding_.get());
+  if (state_projection_.weight) weights.push_back(state_projection_.weight.get());
   std::atomic<uint64_t> mixed{0};  // kept, so that no compiler finds the reading useless
   std::vector<Stage> stages(weights.size());
   threads.run([&] {

@@ -97,12 +97,17 @@ class AttentionPlan {
 
 class Decoder {
  public:
-  Decoder(Shape shape, std::shared_ptr<const Weight> embedding, std::vector<Layer> layers, std::vector<float> norm,
-          std::vector<float> cos, std::vector<float> sin);
+  // With a `state_projection` (a draft head's; its weight is null without one) the input is a token and a hidden state.
+  Decoder(Shape shape, std::shared_ptr<const Weight> embedding, LinearLayer state_projection,
+          std::vector<Layer> layers, std::vector<float> norm, std::vector<float> cos, std::vector<float> sin);
 
-  // Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to `store`.
-  void forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids, const Batch& batch,
-               float* hidden);
+  // Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to `store`. `states`
+  // [num_tokens, state_size()] are read where there is a state projection.
+  void forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids, const float* states,
+               const Batch& batch, float* hidden);
+
+  // Width of the states that forward takes; 0: none.
+  int state_size() const { return state_projection_.weight ? state_projection_.weight->panels().num_inputs : 0; }
 
   // Throws std::invalid_argument where the batch asks for what model or store do not have.
   void check(const int64_t* token_ids, const Batch& batch, int hidden_size, const KVStore& store) const;
@@ -113,6 +118,7 @@ class Decoder {
  private:
   Shape shape_;
   std::shared_ptr<const Weight> embedding_;
+  LinearLayer state_projection_;
   std::vector<Layer> layers_;
   std::vector<float> norm_, cos_, sin_;
   std::mutex one_caller_;

@@ -1,6 +1,7 @@
 // The Python face of the kernels: weights, the K/V store, the operations of a backend, and a decoder's forward pass.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 #endif
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -201,7 +203,8 @@ class Runtime {
 
   void forward(Decoder& decoder, KVStore& store, Array<const int64_t, 1> token_ids, Array<const int64_t, 1> positions,
                Array<const int64_t, 1> slots, Array<const int32_t, 2> sequences,
-               Array<const int32_t, 2> block_tables, int block_size, Array<float, 2> hidden) {
+               Array<const int32_t, 2> block_tables, int block_size,
+               const std::optional<Array<const float, 2>>& states, Array<float, 2> hidden) {
     const Batch batch = make_batch(static_cast<int>(token_ids.shape(0)), positions.data(), slots.data(), sequences,
                                    block_tables, block_size, store);
     require(positions.shape(0) == token_ids.shape(0) && slots.shape(0) == token_ids.shape(0) &&
@@ -210,8 +213,12 @@ class Runtime {
     for (size_t i = 0; i < slots.shape(0); ++i)
       require(slots.data()[i] >= 0 && slots.data()[i] < store.num_slots(), "a slot is out of range");
     decoder.check(token_ids.data(), batch, static_cast<int>(hidden.shape(1)), store);
+    require(states.has_value() == (decoder.state_size() != 0) &&
+                (!states || (states->shape(0) == token_ids.shape(0) &&
+                             static_cast<int>(states->shape(1)) == decoder.state_size())),
+            "states must be [tokens, state size], for a decoder with a state size");
     const nb::gil_scoped_release release;
-    decoder.forward(*kernels_, threads_, store, token_ids.data(), batch, hidden.data());
+    decoder.forward(*kernels_, threads_, store, token_ids.data(), states ? states->data() : nullptr, batch, hidden.data());
   }
 
   int64_t read_weights(const Decoder& decoder) {
@@ -285,13 +292,15 @@ NB_MODULE(_kernels, m) {
 
   nb::class_<Decoder>(m, "Decoder")
       .def("__init__", [](Decoder* self, int hidden_size, int intermediate_size, int num_heads, int num_kv_heads,
-                          int head_dim, float eps, std::shared_ptr<const Weight> embedding, std::vector<Layer> layers,
-                          const nb::object& norm, Array<const float, 2> cos, Array<const float, 2> sin) {
+                          int head_dim, float eps, std::shared_ptr<const Weight> embedding,
+                          const LinearLayer* state_projection, std::vector<Layer> layers, const nb::object& norm,
+                          Array<const float, 2> cos, Array<const float, 2> sin) {
         new (self) Decoder({hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, eps},
-                           std::move(embedding), std::move(layers), copy(norm),
-                           {cos.data(), cos.data() + cos.size()}, {sin.data(), sin.data() + sin.size()});
+                           std::move(embedding), state_projection != nullptr ? *state_projection : LinearLayer{},
+                           std::move(layers), copy(norm), {cos.data(), cos.data() + cos.size()},
+                           {sin.data(), sin.data() + sin.size()});
       }, "hidden_size"_a, "intermediate_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "rms_norm_eps"_a,
-         "embedding"_a, "layers"_a, "norm"_a, "cos"_a, "sin"_a);
+         "embedding"_a, "state_projection"_a.none(), "layers"_a, "norm"_a, "cos"_a, "sin"_a);
 
   nb::class_<Runtime>(m, "Runtime")
       .def(nb::init<int, const std::string&>(), "num_threads"_a, "instruction_set"_a)
@@ -307,7 +316,7 @@ NB_MODULE(_kernels, m) {
       .def("attention", &Runtime::attention, "store"_a, "layer"_a, "sequences"_a, "block_tables"_a, "block_size"_a,
            "window"_a, "q"_a, "out"_a)
       .def("forward", &Runtime::forward, "decoder"_a, "store"_a, "token_ids"_a, "positions"_a, "slots"_a,
-           "sequences"_a, "block_tables"_a, "block_size"_a, "hidden"_a)
+           "sequences"_a, "block_tables"_a, "block_size"_a, "states"_a.none(), "hidden"_a)
       .def("read_weights", &Runtime::read_weights, "decoder"_a);
 }
 

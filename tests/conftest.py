@@ -39,3 +39,19 @@ def embedded_engine(embedded_model_path: Path) -> Iterator[Engine]:
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of 64 tokens of vocabulary in Hugging Face format."""
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "llama", "llama")
+
+
+@pytest.fixture(scope="session")
+def sharp_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that is sure of what it says, at a temperature too."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("sharp") / "target", "llama", scale=3.0)
+
+
+@pytest.fixture(scope="session")
+def trained_head(tmp_path_factory: pytest.TempPathFactory, sharp_target: Path) -> Path:
+    """A draft head that knows by heart what ``sharp_target`` answers to a dozen prompts."""
+    from tests.unit.train.workshop import train_head
+
+    folder = tmp_path_factory.mktemp("head") / "head"
+    train_head(folder, sharp_target)
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
@@ -15,7 +16,7 @@ import jsonschema_rs
 import pytest
 import torch
 
-from paceline import Engine, Output, SamplingParams, Speculation, StructuredOutput
+from paceline import AsyncEngine, Engine, GrammarError, Output, SamplingParams, Speculation, StructuredOutput
 from paceline.records import Verdict
 from paceline.request import Request
 from paceline.sampling.distribution import to_probs
@@ -282,6 +283,32 @@ def test_free_text_beside_a_structure(engine: Engine) -> None:
     first, second, third, fourth = finish(engine, ids)
     assert first.token_ids == third.token_ids == alone.token_ids
     assert_lawful([second, fourth])
+
+
+def test_a_session_goes_on_behind_an_answer_without_an_end_token(engine: Engine) -> None:
+    with engine.session() as session:
+        first = session.send("hi", GREEDY)
+        second = session.send("and", GREEDY)
+    assert_lawful([first, second])
+    history = first.usage.prompt_tokens + first.usage.completion_tokens
+    assert second.usage.cached_tokens >= history - 4
+
+
+def test_what_cannot_be_compiled_ends_nothing_else(tmp_path: Path) -> None:
+    target = write_byte_checkpoint(tmp_path / "target", scale=2.0)
+    bad = replace(GREEDY, structured=StructuredOutput.regex("("))
+
+    async def main() -> None:
+        async with AsyncEngine(target, draft=None, max_model_len=400) as engine:
+            running = asyncio.create_task(engine.generate("numbers", GREEDY))
+            with pytest.raises(GrammarError, match="regular expression"):
+                await engine.generate("x", bad)
+            assert_lawful([await running])
+            with pytest.raises(GrammarError):
+                engine.engine.submit("x", bad)
+            assert not engine.engine.core.scheduler.has_work
+
+    asyncio.run(main())
 
 
 # ---- distribution --------------------------------------------------------------------------------------------

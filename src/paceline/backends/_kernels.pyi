@@ -43,6 +43,7 @@ class Decoder:
         head_dim: int,
         rms_norm_eps: float,
         embedding: Weight,
+        state_projection: LinearLayer | None,
         layers: Sequence[Layer],
         norm: Tensor,
         cos: Tensor,
@@ -82,6 +83,7 @@ class Runtime:
         sequences: Tensor,
         block_tables: Tensor,
         block_size: int,
+        states: Tensor | None,
         hidden: Tensor,
     ) -> None: ...
     def read_weights(self, decoder: Decoder) -> int: ...

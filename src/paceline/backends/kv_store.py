@@ -1,4 +1,4 @@
-"""The K/V of a model. Which slot belongs to whom is the cache's business, not known here."""
+"""What a model keeps of each token, by slot. Which slot belongs to whom is the cache's business, not known here."""
 
 from __future__ import annotations
 
@@ -39,3 +39,29 @@ class TorchKVStore(KVStore):
         # sequence's kv_len, not even to mask it: 0 * NaN would be NaN.
         self.keys: list[Tensor] = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
         self.values: list[Tensor] = [torch.empty(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
+
+
+class HiddenStore:
+    """The target's last hidden state of each token, [hidden_size] after the final norm, for a draft head to read.
+
+    A norm bounds its output, so float16 holds it. Slots are those of the K/V: whatever is written or rolled back there,
+    prefix hits, preemption and forks, holds for the states by the same act.
+    """
+
+    def __init__(self, num_slots: int, hidden_size: int, *, device: torch.device) -> None:
+        # Uninitialised, as K/V is. The row after the last is slot -1: what stands before a sequence's first token.
+        self._rows = torch.empty(num_slots + 1, hidden_size, dtype=torch.float16, device=device)
+        self._rows[-1] = 0
+
+    @staticmethod
+    def bytes_per_token(hidden_size: int) -> int:
+        """Bytes that one token's state takes."""
+        return hidden_size * torch.float16.itemsize
+
+    def write(self, slots: Tensor, states: Tensor) -> None:
+        """Keep ``states`` [num_tokens, hidden_size] at ``slots`` [num_tokens]."""
+        self._rows.index_copy_(0, slots, states.to(torch.float16))
+
+    def read(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """The states at ``slots`` [num_tokens], zeros for slot -1; [num_tokens, hidden_size]."""
+        return self._rows[slots].to(dtype)

@@ -40,13 +40,12 @@ class AttentionMetadata:
     @cached_property
     def slot_mapping(self) -> Tensor:
         """Slots that this step's tokens are written to, [num_tokens] int64."""
-        block_size = self.block_size
-        slots = [
-            sequence.block_ids[position // block_size] * block_size + position % block_size
-            for sequence in self.sequences
-            for position in range(sequence.kv_len - sequence.query_len, sequence.kv_len)
-        ]
-        return torch.tensor(slots, dtype=torch.int64, device=self.device)
+        return self._slots(0)
+
+    @cached_property
+    def previous_slots(self) -> Tensor:
+        """Slots of the tokens before this step's tokens, [num_tokens] int64; -1 before the first of a sequence."""
+        return self._slots(-1)
 
     @cached_property
     def rows(self) -> Tensor:
@@ -75,6 +74,16 @@ class AttentionMetadata:
         if key not in self._masks:
             self._masks[key] = self._make_mask(self.sequences[index], window)
         return self._masks[key]
+
+    def _slots(self, offset: int) -> Tensor:
+        """Slots ``offset`` positions from each of this step's tokens."""
+        block_size = self.block_size
+        slots = [
+            sequence.block_ids[position // block_size] * block_size + position % block_size if position >= 0 else -1
+            for sequence in self.sequences
+            for position in range(sequence.kv_len - sequence.query_len + offset, sequence.kv_len + offset)
+        ]
+        return torch.tensor(slots, dtype=torch.int64, device=self.device)
 
     def _slots_of(self, sequence: SequenceSlice) -> slice | Tensor:
         block_size = self.block_size

@@ -25,7 +25,9 @@ _NONE = "none"
 
 def train_draft(
     out: Annotated[Path, typer.Argument(help="Folder for the trained draft; give it to --draft afterwards.")],
-    kind: Annotated[str, typer.Option("--kind", help="model: an independent small model.")] = "model",
+    kind: Annotated[
+        str, typer.Option("--kind", help="model: a small one by itself. head: a layer fed by the target.")
+    ] = "model",
     repo: Annotated[Path | None, typer.Option("--repo", help="Learn from this git repository's files too.")] = None,
     init: Annotated[
         Path | None, typer.Option("--init", help="Go on from this trained draft, to adapt it to a repository.")
@@ -54,9 +56,13 @@ def train_draft(
         float | None, typer.Option("--time-budget", metavar="MINUTES", help="Train this long instead.")
     ] = None,
     hidden_size: Annotated[
-        int, typer.Option("--hidden-size", metavar="N", help="Width.", rich_help_panel="Draft")
-    ] = 256,
-    layers: Annotated[int, typer.Option("--layers", metavar="N", help="Depth.", rich_help_panel="Draft")] = 4,
+        int | None,
+        typer.Option("--hidden-size", metavar="N", help="Width of a model, 256 if not given.", rich_help_panel="Draft"),
+    ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option("--layers", metavar="N", help="Depth of a model, 4 if not given.", rich_help_panel="Draft"),
+    ] = None,
     vocab_size: Annotated[
         int, typer.Option("--vocab-size", metavar="N", help="Tokens that it speaks.", rich_help_panel="Draft")
     ] = 8192,
@@ -70,8 +76,19 @@ def train_draft(
         int, typer.Option("--batch-rows", metavar="N", help="Rows in a step.", rich_help_panel="Optimiser")
     ] = 16,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", help="At its peak.", rich_help_panel="Optimiser")
-    ] = 2e-3,
+        float | None,
+        typer.Option(
+            "--learning-rate",
+            help="At its peak; 0.002 for a model and 0.0005 for a head if not given.",
+            rich_help_panel="Optimiser",
+        ),
+    ] = None,
+    unroll: Annotated[
+        int,
+        typer.Option(
+            "--unroll", metavar="N", help="Tokens that a head drafts in a row in training.", rich_help_panel="Optimiser"
+        ),
+    ] = 3,
     seed: Annotated[
         int, typer.Option("--seed", help="Choice and order of everything.", rich_help_panel="Optimiser")
     ] = 0,
@@ -92,11 +109,17 @@ def train_draft(
     from paceline.loader.resolve import resolve_source
     from paceline.train.device import prepare_device
     from paceline.train.pipeline import Sources, TrainingRun
-    from paceline.train.recipe import DraftShape, Recipe
+    from paceline.train.recipe import LEARNING_RATES, DraftShape, Recipe
 
+    if kind == "head" and (hidden_size is not None or layers is not None):
+        raise InvalidParameterError(
+            "--hidden-size and --layers are a model's; a head is one layer of the target's width"
+        )
     recipe = Recipe(
         kind=kind,  # type: ignore[arg-type]
-        shape=DraftShape.of_width(hidden_size, layers, vocab_size, window),
+        shape=DraftShape.of_width(
+            hidden_size if hidden_size is not None else 256, layers if layers is not None else 4, vocab_size, window
+        ),
         data=_names(data),
         syntax=_names(syntax),
         losses=_names(losses),
@@ -106,7 +129,8 @@ def train_draft(
         minutes=time_budget,
         row_tokens=row_tokens,
         batch_rows=batch_rows,
-        learning_rate=learning_rate,
+        learning_rate=learning_rate if learning_rate is not None else LEARNING_RATES.get(kind, 0.0),
+        unroll=unroll,
         seed=seed,
     )
     notes = Console(stderr=True)
@@ -137,7 +161,7 @@ def train_draft(
         )
 
     _prepare(training, make_engine, notes)
-    _train(training, notes)
+    _train(training, make_engine, notes)
     acceptance = training.export(out)
     _print_acceptance(acceptance)
     notes.print(f"wrote {out}; use it with: paceline run --draft {out}")
@@ -157,7 +181,7 @@ def _prepare(training: TrainingRun, make_engine: Callable[[], Engine], notes: Co
     notes.print("training data: " + ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in rows.items()))
 
 
-def _train(training: TrainingRun, notes: Console) -> None:
+def _train(training: TrainingRun, make_engine: Callable[[], Engine], notes: Console) -> None:
     columns = (
         TextColumn("training"),
         BarColumn(),
@@ -167,7 +191,7 @@ def _train(training: TrainingRun, notes: Console) -> None:
     )
     with Progress(*columns, console=notes) as bar:
         task = bar.add_task("", total=1.0, step=0, stage="", loss=0.0, acceptance=0.0, speed=0.0, left="?")
-        for at in training.train():
+        for at in training.train(make_engine):
             bar.update(
                 task,
                 completed=at.share,
@@ -220,6 +244,8 @@ def _print_acceptance(acceptance: Acceptance) -> None:
     table.add_row("all, temperature 1", f"{acceptance.num_tokens:,}", f"{acceptance.sampled:.1%}")
     for role, (count, share) in acceptance.by_role.items():
         table.add_row(role.replace("_", " "), f"{count:,}", f"{share:.1%}")
+    for depth, share in enumerate(acceptance.by_depth[1:], start=2):
+        table.add_row(f"token {depth} of a draft", f"{acceptance.num_tokens:,}", f"{share:.1%}")
     for horizon, tokens in acceptance.tokens_per_pass.items():
         table.add_row(f"tokens per pass, horizon {horizon}", "", f"{tokens:.2f}")
     Console(stderr=True).print(table)

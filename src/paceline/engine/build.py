@@ -11,7 +11,7 @@ import torch
 
 from paceline.backends.base import Backend
 from paceline.backends.cpu import CpuBackend
-from paceline.backends.kv_store import KVShape
+from paceline.backends.kv_store import HiddenStore, KVShape, KVStore
 from paceline.backends.quantized import QuantizedTensor
 from paceline.backends.select import num_threads, select_backend
 from paceline.cache.manager import KVCacheManager
@@ -26,7 +26,7 @@ from paceline.loader.resolve import resolve_source
 from paceline.loader.tokenizer import Tokenizer
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder
-from paceline.model.runner import ModelRunner
+from paceline.model.runner import HeadRunner, ModelRunner
 from paceline.spec.corpus import read_corpus
 from paceline.spec.draft_model import DraftModelProposer
 from paceline.spec.forced import GrammarLookup
@@ -94,17 +94,30 @@ def assemble(
 
     block_size = config.cache.block_size
     models = [target.config] if drafter is None else [target.config, drafter.config]
-    bytes_per_block = sum(backend.kv_bytes_per_token(_kv_shape(shape, block_size)) for shape in models) * block_size
+    has_head = trained is not None and trained.is_head
+    bytes_per_token = sum(backend.kv_bytes_per_token(_kv_shape(shape, block_size)) for shape in models)
+    bytes_per_token += HiddenStore.bytes_per_token(target.config.hidden_size) if has_head else 0
+    bytes_per_block = bytes_per_token * block_size
     num_blocks, max_model_len = _size_cache(config, target.config.context_length, bytes_per_block, backend.device)
 
     cache = KVCacheManager(num_blocks, block_size, enable_prefix_cache=config.cache.enable_prefix_cache)
-    runner = _make_runner(target, backend, num_blocks, block_size, max_model_len)
+    num_slots = num_blocks * block_size
+    states: HiddenStore | None = None
+    if has_head:
+        states = HiddenStore(num_slots, target.config.hidden_size, device=backend.device)
+    decoder, store = _make_decoder(target, backend, num_slots, max_model_len)
+    runner = ModelRunner(decoder, store, block_size=block_size, device=backend.device, states=states)
     proposers: list[Proposer] = []
     if drafter is not None and trained is not None:
         draft_context = min(drafter.config.context_length, max_model_len)
+        decoder, store = _make_decoder(drafter, backend, num_slots, draft_context)
+        if states is None:
+            draft_runner = ModelRunner(decoder, store, block_size=block_size, device=backend.device)
+        else:
+            draft_runner = HeadRunner(decoder, store, block_size=block_size, device=backend.device, states=states)
         proposers.append(
             DraftModelProposer(
-                _make_runner(drafter, backend, num_blocks, block_size, draft_context),
+                draft_runner,
                 cache,
                 context_length=draft_context,
                 vocab_limit=target.tokenizer.vocab_size,
@@ -159,9 +172,10 @@ def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, draft_name: str) 
             )
 
 
-def _make_runner(
-    checkpoint: Checkpoint, backend: Backend, num_blocks: int, block_size: int, num_positions: int
-) -> ModelRunner:
+def _make_decoder(
+    checkpoint: Checkpoint, backend: Backend, num_slots: int, num_positions: int
+) -> tuple[Decoder, KVStore]:
+    """A model on a backend and the room for its K/V; the weights are taken over."""
     shape = checkpoint.config
     decoder: Decoder
     if isinstance(backend, CpuBackend):
@@ -170,8 +184,7 @@ def _make_runner(
         decoder = NativeDecoder(shape, checkpoint.weights, backend, num_positions=num_positions)
     else:
         decoder = Decoder(shape, checkpoint.weights, backend, num_positions=num_positions)
-    store = backend.make_kv_store(_kv_shape(shape, num_blocks * block_size))
-    return ModelRunner(decoder, store, block_size=block_size, device=backend.device)
+    return decoder, backend.make_kv_store(_kv_shape(shape, num_slots))
 
 
 def _kv_shape(shape: ModelConfig, num_slots: int) -> KVShape:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.cache.manager import KVCacheManager
 from paceline.engine.events import Listener, StepEvent
+from paceline.engine.hidden import hidden_states
 from paceline.engine.output import Delta, Output
 from paceline.engine.plan import Plan
 from paceline.engine.scheduler import Scheduler
@@ -108,6 +109,10 @@ class EngineCore:
         """The log-probability of each token but the first; see :func:`paceline.engine.score.score_tokens`."""
         limit = self._verifier.vocab_limit
         return score_tokens(self._runner, self.cache, token_ids, num_top=num_top, vocab_limit=limit)
+
+    def hidden_states(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The target's hidden states; see :func:`paceline.engine.hidden.hidden_states`."""
+        return hidden_states(self._runner, self.cache, texts)
 
     def _propose(self, plan: Plan) -> list[Draft]:
         """One draft per sampled request, empty where the horizon is 0."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.engine.build import EngineInfo, assemble
@@ -222,12 +223,18 @@ class Engine:
             InvalidPromptError, ContextLengthError: there is nothing to score, or it is longer than the context.
             CacheCapacityError: too few blocks are free at the moment.
         """
-        if len(token_ids) > self.info.max_model_len:
-            raise ContextLengthError(
-                f"{len(token_ids)} tokens to score exceed the context of {self.info.max_model_len}; shorten the prompt"
-            )
         with self._lock:
-            return self.core.score(self._tokenize(token_ids), num_top)
+            return self.core.score(self._whole_text(token_ids), num_top)
+
+    def hidden_states(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The model's last hidden states, after the final norm: for each text [num_tokens, hidden_size].
+
+        Raises:
+            InvalidPromptError, ContextLengthError: a text is empty, or longer than the context.
+            CacheCapacityError: too few blocks are free at the moment.
+        """
+        with self._lock:
+            return self.core.hidden_states([self._whole_text(token_ids) for token_ids in texts])
 
     def fork_session(self, session_id: str, new_session_id: str) -> None:
         """Let a second session reference the first one's prefix."""
@@ -273,6 +280,14 @@ class Engine:
                     f"token id {token_id} is outside the vocabulary of {self.tokenizer.vocab_size} tokens"
                 )
         return token_ids
+
+    def _whole_text(self, token_ids: Sequence[int]) -> list[int]:
+        """A text that is read to its end, and not continued."""
+        if len(token_ids) > self.info.max_model_len:
+            raise ContextLengthError(
+                f"{len(token_ids)} tokens to read exceed the context of {self.info.max_model_len}; shorten the prompt"
+            )
+        return self._tokenize(token_ids)
 
     def _max_total_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         limit = self.info.max_model_len

@@ -3,6 +3,8 @@
 Two things are not in the folder. Its input embedding is the target's, seen through a small learned projection, and is
 made from the target's table when the draft is loaded; one row of it is read per token, so its size costs no time. Its
 head speaks only the tokens that draft.json lists. docs/decisions/0030 has the reasons.
+
+A draft of the kind ``head`` is one layer that also reads the target's hidden states (docs/decisions/0046).
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from paceline.model.draft_vocabulary import DraftVocabulary
 DRAFT_FILE = "draft.json"
 EMBEDDING = "model.embed_tokens.weight"
 PROJECTION = "model.embed_projection.weight"
+STATE_PROJECTION = "model.state_projection.weight"
 FORMAT = 1
 
-DraftKind = Literal["model"]
+DraftKind = Literal["model", "head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class DraftCheckpoint:
 
     checkpoint: Checkpoint
     vocabulary: DraftVocabulary | None = None
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it reads the target's hidden states."""
+        return self.checkpoint.config.state_size is not None
 
 
 def vocabulary_sha256(tokenizer: Tokenizer) -> str:
@@ -71,7 +79,13 @@ def load_draft(
         raise ModelFormatError(f"{path / DRAFT_FILE}: {error}") from None
     raw = read_json(path / "config.json")
     config = read_model_config(raw, str(path / "config.json"))
-    config = dataclasses.replace(config, num_logits=vocabulary.num_logits)
+    state_size = target.config.hidden_size if settings["kind"] == "head" else None
+    if state_size not in (None, config.hidden_size):
+        # In the middle of a draft its own states are read where the target's were.
+        raise ModelFormatError(
+            f"{path} is a head of width {config.hidden_size} for a target of {state_size}; train it anew"
+        )
+    config = dataclasses.replace(config, num_logits=vocabulary.num_logits, state_size=state_size)
     reader = SafetensorsCheckpoint(path)
     expected = expected_weights(config)
     del expected[EMBEDDING]

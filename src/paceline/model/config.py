@@ -36,6 +36,8 @@ class ModelConfig:
 
     ``sliding_windows`` has one entry per layer: the number of newest positions a token sees, or None for all.
     ``num_logits`` is the height of the head where it is not the vocabulary's, as in a draft that speaks part of it.
+    ``state_size`` is the width of the hidden states that are added to the token's embedding through a projection, as in
+    a draft head; None: the token is all of the input.
 
     Raises:
         ModelFormatError: sizes that contradict each other.
@@ -60,6 +62,7 @@ class ModelConfig:
     has_tied_embeddings: bool = False
     sliding_windows: Sequence[int | None] = ()
     num_logits: int | None = None
+    state_size: int | None = None
 
     def __post_init__(self) -> None:
         if not self.sliding_windows:
@@ -90,6 +93,8 @@ def expected_weights(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.has_tied_embeddings:
         expected["lm_head.weight"] = (config.num_logits or config.vocab_size, hidden)
+    if config.state_size is not None:
+        expected["model.state_projection.weight"] = (hidden, config.state_size)
     linears = {
         "self_attn.q_proj": (q_size, hidden, config.has_qkv_bias),
         "self_attn.k_proj": (kv_size, hidden, config.has_qkv_bias),

@@ -47,20 +47,41 @@ class Decoder:
         is_tied = config.has_tied_embeddings
         self._head = backend.prepare_linear(table if is_tied else weights.pop("lm_head.weight"), None)
         self._embedding = backend.prepare_embedding(table, self._head if is_tied else None)
+        self._state_projection: Linear | None = None
+        if config.state_size is not None:
+            self._state_projection = backend.prepare_linear(weights.pop("model.state_projection.weight"), None)
         self._layers = [self._take_layer(weights, f"model.layers.{i}.") for i in range(config.num_layers)]
         self._norm = as_tensor(weights.pop("model.norm.weight"), backend.dtype)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, store: KVStore, metadata: AttentionMetadata) -> Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to ``store``."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        store: KVStore,
+        metadata: AttentionMetadata,
+        states: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to ``store``.
+
+        ``states`` [num_tokens, state_size] belong to the input of a decoder with a state size, and to no other.
+        """
         ops, eps = self._backend, self.config.rms_norm_eps
         cos, sin = self._cos[positions], self._sin[positions]
         hidden = self._embedding(token_ids)
+        if self._state_projection is not None:
+            assert states is not None
+            hidden = hidden + self._state_projection(states)
         for index, layer in enumerate(self._layers):
             normed = ops.rms_norm(hidden, layer.attention_norm, eps)
             hidden = hidden + self._attend(index, layer, normed, cos, sin, store, metadata)
             normed = ops.rms_norm(hidden, layer.mlp_norm, eps)
             hidden = hidden + layer.down(ops.silu_gate(layer.gate_up(normed)))
         return ops.rms_norm(hidden, self._norm, eps)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of hidden states."""
+        return self._backend.dtype
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of some rows of hidden states, [num_rows, vocab_size]."""

@@ -59,6 +59,11 @@ class DraftVocabulary:
         full = torch.full((logits.shape[0], vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
         return full.index_copy_(1, self.token_ids.to(logits.device), listed)
 
+    def likeliest(self, logits: Tensor) -> int:
+        """The target id of the largest listed logit, the lowest of equals. ``logits``: [num_logits]."""
+        listed = logits[: self.num_tokens].detach().float().cpu().numpy()
+        return int(self._token_ids[listed.argmax()])
+
     def expects_outside(self, logits: Tensor) -> bool:
         """Whether the next token is more likely than not an unlisted one. ``logits``: [num_logits].
 
@@ -67,5 +72,8 @@ class DraftVocabulary:
         if not self.has_escape:
             return False
         row = logits.detach().float().cpu().numpy()
-        weights = np.exp(row - row.max())
+        most = row.max()
+        if row[-1] < most:  # as a rule; then it cannot be more likely than not
+            return False
+        weights = np.exp(row - most)
         return bool(weights[-1] > _OUTSIDE_THRESHOLD * weights.sum())

@@ -57,13 +57,21 @@ class NativeDecoder(Decoder):
             config.head_dim,
             config.rms_norm_eps,
             self._embedding.table,
+            _native(self._state_projection) if self._state_projection is not None else None,
             layers,
             self._norm,
             self._cos,
             self._sin,
         )
 
-    def forward(self, token_ids: Tensor, positions: Tensor, store: KVStore, metadata: AttentionMetadata) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        store: KVStore,
+        metadata: AttentionMetadata,
+        states: Tensor | None = None,
+    ) -> Tensor:
         """See :class:`Decoder`."""
         assert isinstance(store, CpuKVStore)
         hidden = torch.empty(token_ids.shape[0], self.config.hidden_size)
@@ -76,6 +84,7 @@ class NativeDecoder(Decoder):
             metadata.rows,
             metadata.block_tables,
             metadata.block_size,
+            states,
             hidden,
         )
         return hidden

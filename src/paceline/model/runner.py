@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.backends.kv_store import KVStore
+from paceline.backends.kv_store import HiddenStore, KVStore
 from paceline.backends.metadata import AttentionMetadata, SequenceSlice
 from paceline.model.decoder import Decoder
 
@@ -27,18 +27,56 @@ class SequenceInput:
     num_logits: int
 
 
-class ModelRunner:
-    """One model with its K/V store; used for the target and for the draft alike."""
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Inputs flattened; ``logit_rows`` are the rows that logits are wanted for, None for all."""
 
-    def __init__(self, decoder: Decoder, store: KVStore, *, block_size: int, device: torch.device) -> None:
+    token_ids: Tensor
+    positions: Tensor
+    metadata: AttentionMetadata
+    logit_rows: Tensor | None
+
+
+class ModelRunner:
+    """One model with its K/V store; used for the target and for a draft model alike.
+
+    With ``states`` it keeps the last hidden state of every token that it runs, by slot, for a draft head.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        store: KVStore,
+        *,
+        block_size: int,
+        device: torch.device,
+        states: HiddenStore | None = None,
+    ) -> None:
         self.decoder = decoder
         self._store = store
         self._block_size = block_size
         self._device = device
+        self._states = states
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """One forward pass over all inputs; logits [sum of num_logits, vocab_size] in the order of the inputs."""
+        batch = self._flatten(inputs)
+        hidden = self._forward(batch)
+        return self.decoder.logits(hidden if batch.logit_rows is None else hidden[batch.logit_rows])
+
+    @torch.inference_mode()
+    def hidden_states(self, inputs: Sequence[SequenceInput]) -> Tensor:
+        """One forward pass over all inputs; the hidden state of every token, [num_tokens, hidden_size]."""
+        return self._forward(self._flatten(inputs))
+
+    def _forward(self, batch: _Batch) -> Tensor:
+        hidden = self.decoder.forward(batch.token_ids, batch.positions, self._store, batch.metadata)
+        if self._states is not None:
+            self._states.write(batch.metadata.slot_mapping, hidden)
+        return hidden
+
+    def _flatten(self, inputs: Sequence[SequenceInput]) -> _Batch:
         token_ids: list[int] = []
         positions: list[int] = []
         logit_rows: list[int] = []
@@ -50,11 +88,40 @@ class ModelRunner:
             positions += range(item.start, end)
             logit_rows += range(query_start + query_len - item.num_logits, query_start + query_len)
             sequences.append(SequenceSlice(query_start, query_len, end, item.block_ids))
-        metadata = AttentionMetadata(sequences, self._block_size, self._device)
-        hidden = self.decoder.forward(self._tensor(token_ids), self._tensor(positions), self._store, metadata)
-        if len(logit_rows) != len(token_ids):
-            hidden = hidden[self._tensor(logit_rows)]
-        return self.decoder.logits(hidden)
+        return _Batch(
+            self._tensor(token_ids),
+            self._tensor(positions),
+            AttentionMetadata(sequences, self._block_size, self._device),
+            self._tensor(logit_rows) if len(logit_rows) != len(token_ids) else None,
+        )
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+class HeadRunner(ModelRunner):
+    """A draft head with its K/V store: each token is read together with the hidden state of the one before it.
+
+    The states are the target's, which its own runner keeps in ``states``. Beyond the last token that the target has
+    run, the head's own states stand in for them: a row that logits are asked for leaves its state in its slot, where
+    the target's will overwrite it when it verifies that position.
+    """
+
+    def __init__(
+        self, decoder: Decoder, store: KVStore, *, block_size: int, device: torch.device, states: HiddenStore
+    ) -> None:
+        super().__init__(decoder, store, block_size=block_size, device=device)
+        self._target_states = states
+
+    @torch.inference_mode()
+    def run(self, inputs: Sequence[SequenceInput]) -> Tensor:
+        """See :class:`ModelRunner`; logits are asked for only at positions that the target has not run."""
+        batch = self._flatten(inputs)
+        metadata = batch.metadata
+        states = self._target_states.read(metadata.previous_slots, self.decoder.dtype)
+        hidden = self.decoder.forward(batch.token_ids, batch.positions, self._store, metadata, states)
+        slots = metadata.slot_mapping
+        if batch.logit_rows is not None:
+            hidden, slots = hidden[batch.logit_rows], slots[batch.logit_rows]
+        self._target_states.write(slots, hidden)
+        return self.decoder.logits(hidden)

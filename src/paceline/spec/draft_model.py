@@ -2,7 +2,8 @@
 
 Its K/V live in a store of their own under the request's block table (law 3), so prefix hits, rollback and preemption
 need no second act. ``num_draft_computed_tokens`` says how far they are valid: after a fully accepted round the K/V of
-the last draft token are missing, and the next round feeds two tokens.
+the last draft token are missing, and the next round feeds two tokens. Of a head, which reads the target's hidden
+states, only the K/V made from them are valid; those of drafted tokens came from its own states and are made anew.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from paceline.cache.manager import KVCacheManager
 from paceline.model.draft_vocabulary import DraftVocabulary
-from paceline.model.runner import ModelRunner, SequenceInput
+from paceline.model.runner import HeadRunner, ModelRunner, SequenceInput
 from paceline.records import Verdict
 from paceline.request import Request
 from paceline.sampling.coupled import sample_coupled
@@ -47,8 +48,8 @@ class _Round:
 class DraftModelProposer:
     """Samples drafts from a model, token by token, for all requests of a step side by side.
 
-    ``vocabulary`` lists the tokens that the model's logits stand for; None: all, in order. Such a draft ends early
-    where the model expects a token that is not listed.
+    With a :class:`HeadRunner` it drafts from a head. ``vocabulary`` lists the tokens that the logits stand for; None:
+    all, in order. Such a draft ends early where the model expects a token that is not listed.
     """
 
     name = "model"
@@ -89,6 +90,9 @@ class DraftModelProposer:
             for item, row in zip(active, logits, strict=True):
                 self._draw(item, row)
             active = [item for item in active if not item.is_complete]
+        if isinstance(self._runner, HeadRunner):
+            for request in requests:
+                request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, request.num_tokens)
         return [self._draft(item) for item in rounds]
 
     def observe(self, request: Request, verdict: Verdict) -> None:
@@ -123,6 +127,9 @@ class DraftModelProposer:
             row = logits[None, : self._vocab_limit]
         elif self._vocabulary.expects_outside(logits):
             item.is_stopped = True
+            return
+        elif params.is_greedy and not params.has_penalties:
+            item.token_ids.append(self._vocabulary.likeliest(logits))  # without laying out the whole vocabulary
             return
         else:
             row = self._vocabulary.scatter(logits[None], self._vocab_limit)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,8 @@ class Batch:
     """Some rows. Position t of a row is asked for token t + 1; ``targets`` has a row for each question that counts.
 
     ``tokens`` and ``documents``: [num_rows, row_tokens]; ``asked``: bool [num_rows, row_tokens];
-    ``weights`` and ``roles``: [num_asked].
+    ``weights`` and ``roles``: [num_asked]; ``states``: the target's hidden states [num_rows, row_tokens, hidden_size],
+    for a head.
     """
 
     tokens: Tensor
@@ -37,6 +38,14 @@ class Batch:
     weights: Tensor
     roles: Tensor
     targets: Targets
+    states: Tensor | None = None
+
+
+class StateSource(Protocol):
+    """Where a head's training finds the target's hidden states."""
+
+    def of(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Those of the rows named, [num_rows, row_tokens, hidden_size]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +61,7 @@ class RowSet:
         classes: [num_taught, num_top], classes of the draft's vocabulary.
         probs: [num_taught, num_top] float16.
         vocabulary: whose classes.
+        states: the target's hidden states of the same rows, for a head.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -62,6 +72,7 @@ class RowSet:
     classes: npt.NDArray[np.int32]
     probs: npt.NDArray[np.float16]
     vocabulary: DraftVocabulary
+    states: StateSource | None = None
 
     @property
     def num_rows(self) -> int:
@@ -105,6 +116,7 @@ class RowSet:
                 torch.from_numpy(probs).to(device),
                 torch.from_numpy(is_known).to(device),
             ),
+            self.states.of(rows).to(device) if self.states is not None else None,
         )
 
     def save(self, folder: Path) -> None:

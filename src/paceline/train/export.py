@@ -20,8 +20,12 @@ from paceline.train.recipe import DraftShape
 _WEIGHT_BITS = 8
 
 
-def draft_config(shape: DraftShape, target: ModelConfig, vocabulary: DraftVocabulary) -> ModelConfig:
-    """The draft's shape: its own sizes, the target's vocabulary as input and its context."""
+def draft_config(kind: DraftKind, shape: DraftShape, target: ModelConfig, vocabulary: DraftVocabulary) -> ModelConfig:
+    """The draft's shape: its own sizes, the target's vocabulary as input and its context.
+
+    A head's layer is like the target's, so that it can begin as one.
+    """
+    is_head = kind == "head"
     return ModelConfig(
         architecture="mistral",  # of the supported families, the one whose every layer has a window
         vocab_size=target.vocab_size,
@@ -30,12 +34,13 @@ def draft_config(shape: DraftShape, target: ModelConfig, vocabulary: DraftVocabu
         num_layers=shape.num_layers,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.hidden_size // shape.num_heads,
+        head_dim=target.head_dim if is_head else shape.hidden_size // shape.num_heads,
         context_length=target.context_length,
-        rms_norm_eps=1e-5,
-        rope_theta=10_000.0,
+        rms_norm_eps=target.rms_norm_eps if is_head else 1e-5,
+        rope_theta=target.rope_theta if is_head else 10_000.0,
         sliding_windows=(shape.window,) * shape.num_layers,
         num_logits=vocabulary.num_logits,
+        state_size=target.hidden_size if is_head else None,
     )
 
 

@@ -20,16 +20,17 @@ from torch import Tensor
 from paceline.errors import TrainingError
 from paceline.train.dataset import Batch, RowSet, row_order
 from paceline.train.evaluation import Acceptance, evaluate
-from paceline.train.losses import Targets, position_losses
-from paceline.train.network import DraftNetwork, visible
+from paceline.train.losses import position_losses
+from paceline.train.network import DraftNetwork
 from paceline.train.recipe import Recipe
 
 _WARM_UP, _DECAY = 0.02, 0.2  # shares of the run
 _FINAL_RATE = 0.02  # of the peak
 _STAGE_SHARES = {"ce": 1.0, "kl": 2.0, "lk": 1.0}
+_LATER_WEIGHT = 0.8  # of an unrolled step against the one before: fewer drafts get that far
 _HEAD_ROWS = 1024  # logits computed at once: they must not leave the cache
 _EVALUATIONS = 10
-_EVALUATION_ROWS = 48
+_EVALUATION_ROWS = 48  # of a model; a head goes through each several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,23 +132,32 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.learning_rate * rate_at(self.share)
         self._optimizer.zero_grad(set_to_none=True)
+        num_steps = self._recipe.num_unrolled
         with self._precision():
-            embeddings = self._table[batch.tokens].to(self._activation_dtype)
-            hidden = self._network(embeddings, visible(batch.documents, self._recipe.shape.window))[batch.asked]
+            steps = self._network(
+                self._table[batch.tokens].to(self._activation_dtype),
+                batch.documents,
+                window=self._recipe.shape.window,
+                states=batch.states.to(self._activation_dtype) if batch.states is not None else None,
+                num_steps=num_steps,
+            )
+        hidden = torch.cat([states[batch.asked] for states in steps])
+        targets = batch.targets.repeated(num_steps)
+        weights = torch.cat([batch.weights * _LATER_WEIGHT**step for step in range(num_steps)])
         # The head in slices: its logits are by far the largest tensors, and none is needed twice.
         leaf = hidden.detach().requires_grad_()
         total = 0.0
-        scale = 1 / batch.weights.sum().clamp_min(1e-6)
+        scale = 1 / weights.sum().clamp_min(1e-6)
         for start in range(0, leaf.shape[0], _HEAD_ROWS):
             part = slice(start, start + _HEAD_ROWS)
             with self._precision():
                 logits = self._network.logits(leaf[part])
-            losses = position_losses(logits.float(), _slice(batch.targets, part), stage)
-            loss = (losses * batch.weights[part]).sum() * scale
+            losses = position_losses(logits.float(), targets.part(part), stage)
+            loss = (losses * weights[part]).sum() * scale
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         if leaf.grad is not None:
-            hidden.backward(leaf.grad)
+            hidden.backward(leaf.grad)  # type: ignore[no-untyped-call]
         if not math.isfinite(total):
             raise TrainingError(f"the loss is {total} at step {self.step}; lower --learning-rate and start anew")
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
@@ -161,7 +171,7 @@ class Trainer:
             self._held_out,
             window=self._recipe.shape.window,
             device=self._device,
-            max_rows=_EVALUATION_ROWS,
+            max_rows=_EVALUATION_ROWS // self._recipe.num_unrolled,
         )
 
     @property
@@ -237,7 +247,3 @@ def stage_at(losses: Sequence[str], share: float) -> str:
         if share < reached:
             return name
     return losses[-1]
-
-
-def _slice(targets: Targets, part: slice) -> Targets:
-    return Targets(targets.labels[part], targets.classes[part], targets.probs[part], targets.is_known[part])

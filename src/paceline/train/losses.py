@@ -30,6 +30,17 @@ class Targets:
     probs: Tensor
     is_known: Tensor
 
+    def part(self, rows: slice) -> Targets:
+        """Some of the positions."""
+        return Targets(self.labels[rows], self.classes[rows], self.probs[rows], self.is_known[rows])
+
+    def repeated(self, times: int) -> Targets:
+        """All positions, ``times`` times over."""
+        return Targets(
+            self.labels.repeat(times), self.classes.repeat(times, 1), self.probs.repeat(times, 1),
+            self.is_known.repeat(times),
+        )  # fmt: skip
+
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """-log of the probability given to the label."""

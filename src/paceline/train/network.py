@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import Tensor, nn
 
-from paceline.loader.draft import PROJECTION
+from paceline.backends.quantized import as_tensor
+from paceline.loader.draft import PROJECTION, STATE_PROJECTION
+from paceline.loader.load import Checkpoint
 from paceline.model.config import ModelConfig, expected_weights
 from paceline.model.rope import rope_table
 
+ATTENTION_OUTPUT, MLP_OUTPUT = "self_attn.o_proj.weight", "mlp.down_proj.weight"
+
 
 class DraftNetwork(nn.Module):
-    """A Llama-shaped decoder whose input is the target's embedding rows seen through a learned projection."""
+    """A Llama-shaped decoder whose input is the target's embedding rows seen through a learned projection.
+
+    A head's input is also the hidden state of the token before, through a projection of its own.
+    """
 
     def __init__(self, config: ModelConfig, embedding_size: int, num_positions: int) -> None:
         super().__init__()
@@ -40,27 +49,50 @@ class DraftNetwork(nn.Module):
         for key, parameter in self.weights.items():
             parameter.copy_(tensors[_name(key)])
 
-    def forward(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states after the final norm, [num_rows, row_tokens, hidden_size].
+    def forward(
+        self,
+        embeddings: Tensor,
+        documents: Tensor,
+        *,
+        window: int,
+        states: Tensor | None = None,
+        num_steps: int = 1,
+    ) -> list[Tensor]:
+        """Hidden states after the final norm, [num_rows, row_tokens, hidden_size] for each step.
+
+        In the first step a head reads the target's states, in each further one its own of the step before: what it
+        goes through as it drafts one token after the other (training-time test, EAGLE-3, arXiv 2503.01840). Tokens are
+        the true ones throughout.
 
         Args:
             embeddings: [num_rows, row_tokens, embedding_size], the target's.
-            mask: bool [num_rows, 1, row_tokens, row_tokens], which keys each query sees.
+            documents: [num_rows, row_tokens], see `visible`.
+            window: how many newest tokens a token sees.
+            states: [num_rows, row_tokens, hidden_size], the target's at the same tokens; for a head only.
+            num_steps: 1 for a model.
         """
-        x = F.linear(embeddings, self._of(PROJECTION))
-        for layer in range(self.config.num_layers):
-            prefix = f"model.layers.{layer}."
-            x = x + self._attend(prefix, self._norm(x, f"{prefix}input_layernorm.weight"), mask)
-            normed = self._norm(x, f"{prefix}post_attention_layernorm.weight")
-            gate, up = (F.linear(normed, self._of(f"{prefix}mlp.{name}_proj.weight")) for name in ("gate", "up"))
-            x = x + F.linear(F.silu(gate) * up, self._of(f"{prefix}mlp.down_proj.weight"))
-        return self._norm(x, "model.norm.weight")
+        outputs: list[Tensor] = []
+        seen: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.config.num_layers)]
+        for step in range(num_steps):
+            mask = visible(documents, window, step)
+            x = F.linear(embeddings, self._of(PROJECTION))
+            if states is not None:
+                x = x + F.linear(of_the_token_before(states, documents), self._of(STATE_PROJECTION))
+            for layer in range(self.config.num_layers):
+                prefix = f"model.layers.{layer}."
+                x = x + F.linear(self.attended(prefix, x, mask, seen[layer]), self._of(f"{prefix}{ATTENTION_OUTPUT}"))
+                x = x + F.linear(self.gated(prefix, x), self._of(f"{prefix}{MLP_OUTPUT}"))
+            states = self._norm(x, "model.norm.weight")
+            outputs.append(states)
+        return outputs
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of some rows, [num_rows, num_logits]."""
         return F.linear(hidden, self._of("lm_head.weight"))
 
-    def _attend(self, prefix: str, normed: Tensor, mask: Tensor) -> Tensor:
+    def attended(self, prefix: str, x: Tensor, mask: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """What a layer's attention gives its output matrix; ``seen`` are the K/V of earlier steps, this one's join."""
+        normed = self._norm(x, f"{prefix}input_layernorm.weight")
         num_rows, row_tokens, _ = normed.shape
         config = self.config
 
@@ -70,8 +102,16 @@ class DraftNetwork(nn.Module):
 
         q, k, v = heads("q"), heads("k"), heads("v")
         q, k = self._rotate(q), self._rotate(k)
-        attended = F.scaled_dot_product_attention(q, k.to(v.dtype), v, attn_mask=mask, enable_gqa=True)
-        return F.linear(attended.transpose(1, 2).flatten(2), self._of(f"{prefix}self_attn.o_proj.weight"))
+        seen.append((k.to(v.dtype), v))
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(*seen, strict=True))
+        attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+        return attended.transpose(1, 2).flatten(2)
+
+    def gated(self, prefix: str, x: Tensor) -> Tensor:
+        """What a layer's MLP gives its output matrix."""
+        normed = self._norm(x, f"{prefix}post_attention_layernorm.weight")
+        gate, up = (F.linear(normed, self._of(f"{prefix}mlp.{name}_proj.weight")) for name in ("gate", "up"))
+        return F.silu(gate) * up
 
     def _rotate(self, x: Tensor) -> Tensor:
         cos, sin = self._cos[: x.shape[2]].to(x.dtype), self._sin[: x.shape[2]].to(x.dtype)
@@ -86,16 +126,27 @@ class DraftNetwork(nn.Module):
         return weight
 
 
-def visible(documents: Tensor, window: int) -> Tensor:
+def visible(documents: Tensor, window: int, step: int = 0) -> Tensor:
     """Which keys a query sees: earlier ones of its own document, at most ``window`` back, itself included.
 
     ``documents`` [num_rows, row_tokens] numbers the documents that share a row; result bool
-    [num_rows, 1, row_tokens, row_tokens].
+    [num_rows, 1, row_tokens, (step + 1) * row_tokens], a block of keys for each step. A query of step s stands where s
+    tokens were drafted before it: it sees itself at step s, the token before it at step s - 1, and so on; all from s
+    tokens back were read with the target's states, so at step 0.
     """
     at = torch.arange(documents.shape[1], device=documents.device)
     distance = at[:, None] - at[None, :]
-    is_near = (distance >= 0) & (distance < window)
-    return (is_near & (documents[:, :, None] == documents[:, None, :]))[:, None]
+    near = [(distance >= step) & (distance < window)]
+    near += [(distance == step - other) & (distance < window) for other in range(1, step + 1)]
+    is_same = documents[:, :, None] == documents[:, None, :]
+    return torch.cat([block & is_same for block in near], dim=2)[:, None]
+
+
+def of_the_token_before(states: Tensor, documents: Tensor) -> Tensor:
+    """``states`` [num_rows, row_tokens, width] moved on by a token; zeros at the first token of each document."""
+    moved = F.pad(states[:, :-1], (0, 0, 1, 0))
+    is_first = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+    return moved.masked_fill(is_first[..., None], 0)
 
 
 @torch.no_grad()
@@ -117,6 +168,44 @@ def initialise_from_embedding(network: DraftNetwork, table: Tensor, token_ids: T
     weights[_key(PROJECTION)].copy_(basis / scale)
     head = weights[_key("lm_head.weight")]
     head[: len(token_ids)].copy_(seen / scale / size**0.5)
+
+
+def last_layer(target: Checkpoint) -> dict[str, Tensor]:
+    """The target's last layer, renamed to be a first one, its norm and its head if that is not the embedding."""
+    last = f"model.layers.{target.config.num_layers - 1}."
+    kept = {name.replace(last, "model.layers.0."): name for name in target.weights if name.startswith(last)}
+    kept |= {name: name for name in ("model.norm.weight", "lm_head.weight") if name in target.weights}
+    return {ours: as_tensor(target.weights[name], torch.float32) for ours, name in kept.items()}
+
+
+@torch.no_grad()
+def initialise_from_target(
+    network: DraftNetwork, weights: Mapping[str, Tensor], table: Tensor, token_ids: Tensor
+) -> None:
+    """Let a head begin with what the target's last layer looks at, its final norm and its head rows.
+
+    The layer adds nothing yet: its outputs fit a stream of another size, and would drown the input.
+
+    ``weights`` are those of `last_layer`; tensors that the draft does not have are ignored. ``table`` [vocab_size,
+    hidden_size] is the target's embedding and, where ``weights`` names no other, its head. The state enters without the
+    final norm's scale, the embedding as large as the state.
+    """
+    head = weights.get("lm_head.weight", table)[token_ids]
+    norm = weights["model.norm.weight"].float()
+    parameters = network.weights
+    for name, tensor in weights.items():
+        if _key(name) in parameters and parameters[_key(name)].shape == tensor.shape:
+            parameters[_key(name)].copy_(tensor)
+    for name in ("lm_head.weight", f"model.layers.0.{ATTENTION_OUTPUT}", f"model.layers.0.{MLP_OUTPUT}"):
+        parameters[_key(name)].zero_()
+    parameters[_key("lm_head.weight")][: len(token_ids)].copy_(head)
+    parameters[_key(STATE_PROJECTION)].copy_(torch.diag(inverse(norm)))
+    parameters[_key(PROJECTION)].copy_(torch.eye(table.shape[1]) / table.float().std().clamp_min(1e-8))
+
+
+def inverse(norm: Tensor) -> Tensor:
+    """What undoes a norm's weights. Where they let next to nothing through, nothing is restored."""
+    return norm / norm.square().clamp_min(0.01 * norm.square().mean())
 
 
 def _key(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -27,14 +28,16 @@ from paceline.train.dataset import RowSet
 from paceline.train.distill import AnswerStore
 from paceline.train.evaluation import Acceptance, evaluate
 from paceline.train.export import draft_config, export_draft
+from paceline.train.head_start import fit_to_states
 from paceline.train.loop import Progress, Trainer, has_fast_bf16
 from paceline.train.near_duplicates import HeldOutTexts, NearDuplicates
-from paceline.train.network import DraftNetwork, initialise_from_embedding
+from paceline.train.network import DraftNetwork, initialise_from_embedding, initialise_from_target, last_layer
 from paceline.train.prompts import Prompt, make_prompts
 from paceline.train.provenance import environment, files_sha256, packages_and_licences
 from paceline.train.recipe import DraftShape, Recipe
 from paceline.train.repository import tracked_files
 from paceline.train.rows import make_rows
+from paceline.train.states import TargetStates
 
 _BYTES_PER_TOKEN = 3.3  # of source code, about
 _HELD_OUT_EVERY = 10  # packages; for a repository, files
@@ -74,11 +77,15 @@ class TrainingRun:
         self._target = load_checkpoint(model, dtype=torch.float32, keep_quantized=True)
         table = as_tensor(self._target.weights[EMBEDDING], torch.float32)
         self._table = table.to(torch.bfloat16 if has_fast_bf16(device) else torch.float32)
+        self._last_layer = last_layer(self._target) if recipe.kind == "head" else {}
         self._target.weights.clear()
         self._store = AnswerStore(answers / f"{self._target.name}-{_fingerprint(table)}")
         self._start_vocabulary: DraftVocabulary | None = None
+        if recipe.kind == "head":
+            shape = DraftShape.of_target(self._target.config, recipe.shape.vocab_size, recipe.shape.window)
+            recipe = replace(recipe, shape=shape)
         if sources.start is not None:
-            shape, self._start_vocabulary = _read_start(sources.start, self._target, recipe.shape)
+            shape, self._start_vocabulary = _read_start(sources.start, self._target, recipe)
             recipe = replace(recipe, shape=shape)
         self.recipe = recipe
         self._files: list[SourceFile] = []
@@ -165,16 +172,25 @@ class TrainingRun:
         self._facts |= {"data_sha256": key, **read_json(marker)["facts"]}
         return self._rows.describe()
 
-    def train(self) -> Iterator[Progress]:
-        """Train, from the checkpoint if there is one; see `Trainer`."""
+    def train(self, make_engine: Callable[[], Engine]) -> Iterator[Progress]:
+        """Train, from the checkpoint if there is one; see `Trainer`. A head's target runs along in an engine."""
         assert self._rows is not None, "rows are built before training"
         assert self._held_out is not None
         recipe = self.recipe
+        if recipe.kind == "head":
+            engine = functools.cache(make_engine)
+            self._rows = self._with_states(self._rows, engine, "rows")
+            self._held_out = self._with_states(self._held_out, engine, "held-out")
         torch.manual_seed(recipe.seed)
-        config = draft_config(recipe.shape, self._target.config, self._rows.vocabulary)
+        config = draft_config(recipe.kind, recipe.shape, self._target.config, self._rows.vocabulary)
         network = DraftNetwork(config, self._table.shape[1], recipe.row_tokens)
+        path = self._work / "checkpoint.pt"
         if self._sources.start is not None:
             network.load_tensors({name: t.float() for name, t in _weights(self._sources.start).items()})
+        elif recipe.kind == "head":
+            initialise_from_target(network, self._last_layer, self._table, self._rows.vocabulary.token_ids)
+            if not path.is_file():  # weights of a checkpoint take the place of all others
+                fit_to_states(network, self._table, self._rows, window=recipe.shape.window, seed=recipe.seed)
         else:
             initialise_from_embedding(network, self._table, self._rows.vocabulary.token_ids)
         self._trainer = Trainer(
@@ -184,7 +200,7 @@ class TrainingRun:
             self._held_out,
             recipe,
             device=self._device,
-            path=self._work / "checkpoint.pt",
+            path=path,
             data_sha256=self._facts["data_sha256"],
         )
         self._network = network
@@ -229,6 +245,14 @@ class TrainingRun:
             window=self.recipe.shape.window, device=self._device,
         )  # fmt: skip
 
+    def _with_states(self, rows: RowSet, make_engine: Callable[[], Engine], name: str) -> RowSet:
+        """Rows that know the target's hidden states; those of other data are deleted."""
+        path = self._work / f"{name}-{self._facts['data_sha256'][:16]}.states"
+        for other in self._work.glob(f"{name}-*.states"):
+            if other != path:
+                other.unlink()
+        return replace(rows, states=TargetStates(rows, self._target.config.hidden_size, make_engine, path))
+
     def _candidates(self) -> Iterator[SourceFile]:
         """The repository first, then public code in an order that mixes packages."""
         if self._sources.repository is not None:
@@ -269,16 +293,20 @@ class TrainingRun:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _read_start(folder: Path, target: Checkpoint, shape: DraftShape) -> tuple[DraftShape, DraftVocabulary]:
+def _read_start(folder: Path, target: Checkpoint, recipe: Recipe) -> tuple[DraftShape, DraftVocabulary]:
     """Shape and vocabulary of the draft to go on from; the window may be another one."""
     if not (folder / DRAFT_FILE).is_file():
         raise TrainingError(f"{folder} is not a draft that train-draft wrote; it holds no {DRAFT_FILE}")
     settings, raw = read_json(folder / DRAFT_FILE), read_json(folder / "config.json")
     if settings["target"]["vocabulary_sha256"] != vocabulary_sha256(target.tokenizer):
         raise DraftMismatchError(f"{folder} was trained for another vocabulary than that of {target.name}")
+    if settings["kind"] != recipe.kind:
+        raise TrainingError(
+            f"{folder} is a {settings['kind']}, and the draft to train a {recipe.kind}; give its --kind"
+        )
     vocabulary = DraftVocabulary(settings["token_ids"], has_escape=bool(settings["has_escape"]))
     shape = replace(
-        shape,
+        recipe.shape,
         hidden_size=raw["hidden_size"],
         num_layers=raw["num_hidden_layers"],
         num_heads=raw["num_attention_heads"],

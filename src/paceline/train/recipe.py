@@ -8,10 +8,13 @@ from typing import Any, get_args
 
 from paceline.errors import InvalidParameterError
 from paceline.loader.draft import DraftKind
+from paceline.model.config import ModelConfig
 
 SYNTAX_FEATURES = ("windows", "completion", "continuation", "edits", "roles")
 LOSSES = ("ce", "kl", "lk")
 SOURCES = ("stdlib", "installed")
+# Peaks of the learning rate that suit a kind: a model begins at random, a head at the target's last layer.
+LEARNING_RATES: dict[str, float] = {"model": 2e-3, "head": 5e-4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,27 @@ class DraftShape:
             window=window,
         )
 
+    @classmethod
+    def of_target(cls, target: ModelConfig, vocab_size: int, window: int) -> DraftShape:
+        """A head's: one layer of the target."""
+        return cls(
+            hidden_size=target.hidden_size,
+            num_layers=1,
+            num_heads=target.num_heads,
+            num_kv_heads=target.num_kv_heads,
+            intermediate_size=target.intermediate_size,
+            vocab_size=vocab_size,
+            window=window,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One training run. Everything that the weights depend on is here, besides the target and the data themselves.
 
     Attributes:
-        kind: ``model``, an independent one that sees tokens alone.
+        kind: ``model``, an independent one that sees tokens alone; ``head``, one layer that also reads the target's
+            hidden states.
         data: which Python to read: the standard library, installed packages.
         syntax: the uses made of syntax trees, each an arm of an ablation: ``windows`` begin and end at nodes;
             ``completion`` of a node from what stands before it; ``continuation`` after an edit; ``edits`` in the
@@ -72,6 +89,7 @@ class Recipe:
         steps: how many optimiser steps; None: as many as ``minutes`` allow.
         row_tokens: length of a training row; ``batch_rows`` of them make a step.
         learning_rate: at its peak; warm-up in the first 2 %, decay in the last 20 %.
+        unroll: how many tokens a head drafts in a row in training, so that it learns to read its own states.
     """
 
     kind: DraftKind = "model"
@@ -87,6 +105,7 @@ class Recipe:
     batch_rows: int = 16
     learning_rate: float = 2e-3
     seed: int = 0
+    unroll: int = 3
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(DraftKind):
@@ -100,7 +119,7 @@ class Recipe:
             raise InvalidParameterError("give either --steps or --time-budget, and not both")
         if (self.steps is not None and self.steps < 1) or (self.minutes is not None and self.minutes <= 0):
             raise InvalidParameterError("--steps and --time-budget must be positive")
-        for name in ("row_tokens", "batch_rows"):
+        for name in ("row_tokens", "batch_rows", "unroll"):
             if getattr(self, name) < 1:
                 raise InvalidParameterError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.num_answers < 0 or self.corpus_tokens < 0:
@@ -108,9 +127,17 @@ class Recipe:
         if not self.learning_rate > 0:
             raise InvalidParameterError(f"the learning rate must be positive, got {self.learning_rate}")
 
+    @property
+    def num_unrolled(self) -> int:
+        """Steps of the network that a position is trained in."""
+        return self.unroll if self.kind == "head" else 1
+
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data; without what a model does not have."""
+        settings = asdict(self)
+        if self.kind == "model":
+            del settings["unroll"]
+        return settings
 
 
 def _require_known(name: str, chosen: Sequence[str], known: Sequence[str]) -> None:

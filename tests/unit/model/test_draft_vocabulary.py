@@ -38,6 +38,17 @@ def test_it_stops_where_an_unlisted_token_is_more_likely_than_not() -> None:
     assert not DraftVocabulary([4, 9], has_escape=False).expects_outside(torch.tensor([0.0, 9.0]))
 
 
+@given(st.integers(0, 10_000), st.floats(-3, 6))
+def test_stopping_and_the_likeliest_are_what_the_whole_distribution_says(seed: int, escape: float) -> None:
+    vocabulary = DraftVocabulary([3, 4, 9, 17], has_escape=True)
+    row = torch.randn(5, generator=torch.Generator().manual_seed(seed)).round(decimals=1)
+    row[-1] = escape
+    outside = float(row.double().softmax(-1)[-1])
+    if abs(outside - 0.5) > 1e-6:
+        assert vocabulary.expects_outside(row) == (outside > 0.5)
+    assert vocabulary.likeliest(row) == int(argmax_lowest(vocabulary.scatter(row[None], 20))[0])
+
+
 @pytest.mark.parametrize("token_ids", [[], [3, 3], [5, 4], [-1, 2]])
 def test_ids_must_ascend(token_ids: list[int]) -> None:
     with pytest.raises(ModelFormatError, match="ascend"):

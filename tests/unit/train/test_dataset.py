@@ -10,7 +10,7 @@ import torch
 
 from paceline.train.dataset import RowSet, class_table, row_order
 from paceline.train.evaluation import tokens_per_pass
-from paceline.train.network import visible
+from paceline.train.network import of_the_token_before, visible
 from tests.unit.train.workshop import make_rows
 
 CPU = torch.device("cpu")
@@ -100,4 +100,33 @@ def test_a_token_sees_its_own_example_and_no_further_than_the_window() -> None:
     ],
 )
 def test_tokens_per_pass(agrees: list[int], horizon: int, expected: float) -> None:
-    assert tokens_per_pass([np.array(agrees, dtype=np.bool_)], horizon) == expected
+    assert tokens_per_pass([np.array([agrees], dtype=np.bool_)], horizon) == expected
+
+
+def test_tokens_per_pass_follows_each_token_of_a_draft() -> None:
+    first, later = [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]
+    agrees = [np.array([first, later], dtype=np.bool_)]
+    assert tokens_per_pass(agrees, 1) == 2.0
+    assert tokens_per_pass(agrees, 2) == 2.0  # a second token is right at the end only
+    assert tokens_per_pass([np.array([first, first], dtype=np.bool_)], 8) == 6.0  # deeper ones are like the second
+
+
+def test_a_query_after_drafted_tokens_sees_them_as_they_were_drafted() -> None:
+    documents = torch.tensor([[0, 0, 0, 0, 1]])
+    once = visible(documents, 3, 1)[0, 0].int()
+    assert once[:, :5].tolist() == [  # read with the target's states: all but itself
+        [0, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0],
+    ]
+    assert once[:, 5:].tolist() == torch.eye(5, dtype=torch.int32).tolist()
+    twice = visible(documents, 3, 2)[0, 0].int()
+    assert twice[3].view(3, 5).tolist() == [[0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0]]
+
+
+def test_states_come_from_the_token_before() -> None:
+    documents = torch.tensor([[0, 0, 1, 1, 1, -1]])
+    states = torch.arange(1.0, 7.0)[None, :, None]
+    assert of_the_token_before(states, documents).flatten().tolist() == [0, 1, 0, 3, 4, 0]

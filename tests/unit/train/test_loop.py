@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -19,21 +21,30 @@ from tests.unit.train.workshop import SHAPE, make_recipe, make_rows
 CPU = torch.device("cpu")
 
 
+class FixedStates:
+    """A function of the row, in place of a target's states."""
+
+    def of(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.stack([torch.randn(32, 16, generator=torch.Generator().manual_seed(int(row))) for row in rows])
+
+
 def make_trainer(path: Path, recipe: Recipe, rows: RowSet | None = None, *, data: str = "") -> Trainer:
-    rows = rows or make_rows()
+    rows, held_out = rows or make_rows(), make_rows(8, seed=1)
+    state_size = 16 if recipe.kind == "head" else None
+    if state_size is not None:
+        rows, held_out = (dataclasses.replace(item, states=FixedStates()) for item in (rows, held_out))
     torch.manual_seed(recipe.seed)
     table = torch.randn(64, 24)
     config = ModelConfig(
         architecture="mistral", vocab_size=64, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2,
         num_kv_heads=1, head_dim=8, context_length=64, rms_norm_eps=1e-5, rope_theta=1e4,
-        sliding_windows=(SHAPE.window,) * 2, num_logits=rows.vocabulary.num_logits,
+        sliding_windows=(SHAPE.window,) * 2, num_logits=rows.vocabulary.num_logits, state_size=state_size,
     )  # fmt: skip
     network = DraftNetwork(config, 24, recipe.row_tokens)
     initialise_from_embedding(network, table, rows.vocabulary.token_ids)
     return Trainer(
-        network, table, rows, make_rows(8, seed=1), recipe, device=CPU, path=path, data_sha256=data,
-        checkpoint_seconds=0.0,
-    )  # fmt: skip
+        network, table, rows, held_out, recipe, device=CPU, path=path, data_sha256=data, checkpoint_seconds=0.0
+    )
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -51,15 +62,18 @@ def test_the_rule_is_learnt(tmp_path: Path) -> None:
     assert [at.step for at in history] == list(range(1, 151))
 
 
-@pytest.mark.parametrize("stop_after", [1, 5, 11])
-def test_a_run_that_was_cut_off_ends_with_the_bits_of_one_that_was_not(tmp_path: Path, stop_after: int) -> None:
-    whole = make_trainer(tmp_path / "whole.pt", make_recipe())
+@pytest.mark.parametrize(("kind", "stop_after"), [("model", 1), ("model", 5), ("model", 11), ("head", 1), ("head", 7)])
+def test_a_run_that_was_cut_off_ends_with_the_bits_of_one_that_was_not(
+    tmp_path: Path, kind: str, stop_after: int
+) -> None:
+    recipe = make_recipe(kind=kind)
+    whole = make_trainer(tmp_path / "whole.pt", recipe)
     losses = [at.loss for at in whole.run()]
-    cut = make_trainer(tmp_path / "cut.pt", make_recipe())
+    cut = make_trainer(tmp_path / "cut.pt", recipe)
     steps = cut.run()
     first = [next(steps).loss for _ in range(stop_after)]
     steps.close()
-    resumed = make_trainer(tmp_path / "cut.pt", make_recipe())
+    resumed = make_trainer(tmp_path / "cut.pt", recipe)
     assert resumed.step == stop_after
     assert first + [at.loss for at in resumed.run()] == losses
     for name, tensor in weights(whole).items():
@@ -115,6 +129,22 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
     assert rates[85] > rates[95] > rates[100] > 0
 
 
+def test_a_head_is_followed_further_into_a_draft_than_a_model(tmp_path: Path) -> None:
+    depths = {}
+    for kind in ("model", "head"):
+        trainer = make_trainer(tmp_path / f"{kind}.pt", make_recipe(kind=kind, steps=1))
+        list(trainer.run())
+        assert trainer.latest is not None
+        assert trainer.latest.by_depth[0] == trainer.latest.greedy
+        depths[kind] = len(trainer.latest.by_depth)
+    assert depths == {"model": 1, "head": 4}
+
+
+def test_the_recipe_of_a_model_does_not_name_what_only_a_head_has() -> None:
+    assert "unroll" not in make_recipe().to_json()
+    assert make_recipe(kind="head").to_json()["unroll"] == 3
+
+
 def test_stages_come_in_their_order() -> None:
     stages = [stage_at(("ce", "kl", "lk"), share / 100) for share in range(101)]
     assert [stages.count(name) for name in ("ce", "kl", "lk")] == [25, 50, 26]
@@ -134,6 +164,7 @@ def test_stages_come_in_their_order() -> None:
         ({"learning_rate": 0}, "learning rate"),
         ({"batch_rows": 0}, "batch_rows"),
         ({"num_answers": -1}, "negative"),
+        ({"unroll": 0}, "unroll"),
     ],
 )
 def test_impossible_recipes_are_refused(changes: dict[str, object], message: str) -> None:

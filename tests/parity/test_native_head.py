@@ -1,0 +1,78 @@
+"""A head's native pass against its definition in Python and against plain torch, on every instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.backends.cpu import CpuBackend, WeightFormat
+from paceline.backends.kv_store import KVShape
+from paceline.backends.metadata import AttentionMetadata, SequenceSlice
+from paceline.backends.quantized import Weight
+from paceline.backends.torch_ref import TorchBackend
+from paceline.model.config import ModelConfig, expected_weights
+from paceline.model.decoder import Decoder
+
+_kernels = pytest.importorskip("paceline.backends._kernels")
+NativeDecoder = pytest.importorskip("paceline.model.native").NativeDecoder
+
+CPU = torch.device("cpu")
+NUM_TOKENS, BLOCK_SIZE = 40, 16
+CONFIG = ModelConfig(
+    architecture="mistral", vocab_size=64, hidden_size=48, intermediate_size=96, num_layers=1, num_heads=6,
+    num_kv_heads=2, head_dim=8, context_length=64, rms_norm_eps=1e-5, rope_theta=1e4, sliding_windows=(24,),
+    num_logits=41, state_size=48,
+)  # fmt: skip
+
+
+def make_weights() -> dict[str, Weight]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = expected_weights(CONFIG)
+    assert shapes["model.state_projection.weight"] == (48, 48)
+    return {
+        name: torch.randn(shape, generator=generator) * (0.2 if len(shape) == 2 else 0.1) + (len(shape) == 1)
+        for name, shape in shapes.items()
+    }
+
+
+def run(decoder: Decoder, backend: CpuBackend | TorchBackend, cuts: list[int], *, as_python: bool = False) -> Tensor:
+    """Hidden states of a text read in the pieces that end at ``cuts``."""
+    generator = torch.Generator().manual_seed(4)
+    token_ids = torch.randint(0, 64, (NUM_TOKENS,), generator=generator)
+    states = torch.randn(NUM_TOKENS, 48, generator=generator)
+    store = backend.make_kv_store(KVShape(64, 1, 2, 8))
+    forward = Decoder.forward if as_python else type(decoder).forward
+    pieces = []
+    for start, end in zip([0, *cuts], cuts, strict=False):
+        metadata = AttentionMetadata([SequenceSlice(0, end - start, end, [2, 0, 1])], BLOCK_SIZE, CPU)
+        positions = torch.arange(start, end)
+        pieces.append(forward(decoder, token_ids[start:end], positions, store, metadata, states[start:end]))
+    return torch.cat(pieces)
+
+
+@pytest.mark.parametrize("instruction_set", _kernels.instruction_sets())
+@pytest.mark.parametrize("weight_format", ["bf16", "int8", "int4"])
+def test_the_native_pass_equals_its_definition(
+    weight_format: WeightFormat, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_ISA", instruction_set)
+    backend = CpuBackend(2, weight_format)
+    decoder = NativeDecoder(CONFIG, make_weights(), backend, num_positions=64)
+    whole = run(decoder, backend, [NUM_TOKENS])
+    assert torch.equal(run(decoder, backend, [NUM_TOKENS], as_python=True), whole)
+    assert torch.equal(run(decoder, backend, [1, 2, 19, 20, 24, NUM_TOKENS]), whole)
+    if weight_format == "bf16":
+        plain = TorchBackend(CPU, torch.float32)
+        expected = run(Decoder(CONFIG, make_weights(), plain, num_positions=64), plain, [NUM_TOKENS])
+        assert (whole - expected).abs().max() < 0.05 * expected.std()
+
+
+def test_states_of_another_shape_are_refused() -> None:
+    backend = CpuBackend(1, "bf16")
+    decoder = NativeDecoder(CONFIG, make_weights(), backend, num_positions=64)
+    store = backend.make_kv_store(KVShape(64, 1, 2, 8))
+    metadata = AttentionMetadata([SequenceSlice(0, 2, 2, [0])], BLOCK_SIZE, CPU)
+    for states in (None, torch.zeros(2, 47), torch.zeros(1, 48)):
+        with pytest.raises(ValueError, match="states must be"):
+            decoder.forward(torch.tensor([1, 2]), torch.tensor([0, 1]), store, metadata, states)

@@ -132,7 +132,7 @@ def test_after_rollbacks_the_states_are_the_targets(
     sharp_target: Path, trained_head: Path, plain: Engine, params: SamplingParams
 ) -> None:
     with make_engine(sharp_target, trained_head) as engine:
-        outputs = run_checked(engine, plain, HEAD_PROMPTS[:5], params)
+        outputs = run_checked(engine, plain, [*HEAD_PROMPTS[:3], SHARED, SHARED[5:12]], params)
     reports = [output.speculation for output in outputs]
     assert sum(report.num_accepted_draft_tokens for report in reports) > 0
     assert any(report.draft_acceptance_rate < 1 for report in reports)

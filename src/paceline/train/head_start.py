@@ -19,6 +19,7 @@ from paceline.train.network import ATTENTION_OUTPUT, MLP_OUTPUT, DraftNetwork, i
 _ROWS = 128
 _ROWS_AT_ONCE = 8
 _RIDGE = 1e-3  # of the mean square of the inputs
+_SMALLEST_UNIT = 0.1
 _LAYER = "model.layers.0."
 _OUTPUTS = {"attention": f"{_LAYER}{ATTENTION_OUTPUT}", "mlp": f"{_LAYER}{MLP_OUTPUT}"}
 
@@ -32,7 +33,7 @@ def fit_to_states(network: DraftNetwork, table: Tensor, rows: RowSet, *, window:
     weights = network.named_tensors()
     chosen = row_order(rows.num_rows, min(_ROWS, rows.num_rows), 0, seed)
     for stage in ("input", "attention", "mlp"):
-        squares, products = torch.zeros(()), torch.zeros(())
+        squares, products, num_tokens = torch.zeros(()), torch.zeros(()), 0
         for start in range(0, len(chosen), _ROWS_AT_ONCE):
             batch = rows.batch(chosen[start : start + _ROWS_AT_ONCE], torch.device("cpu"))
             features, wanted = (
@@ -40,6 +41,13 @@ def fit_to_states(network: DraftNetwork, table: Tensor, rows: RowSet, *, window:
             )
             squares = squares + (features.T @ features).double()
             products = products + (features.T @ wanted).double()
+            num_tokens += len(features)
+        if stage == "mlp":
+            # Some units of a last layer are hundreds of times as large as others. As large as all others they do the
+            # same, and a step of training does not tip over what hangs on them.
+            sizes = (squares.diagonal() / num_tokens).sqrt().clamp_min(_SMALLEST_UNIT)
+            squares, products = squares / (sizes[:, None] * sizes), products / sizes[:, None]
+            weights[f"{_LAYER}mlp.up_proj.weight"].div_(sizes[:, None])
         ridge = torch.eye(len(squares)) * squares.diagonal().mean() * _RIDGE
         solution = torch.linalg.solve(squares + ridge, products).T
         if stage == "input":

@@ -26,6 +26,7 @@ from paceline.train.recipe import Recipe
 
 _WARM_UP, _DECAY = 0.02, 0.2  # shares of the run
 _FINAL_RATE = 0.02  # of the peak
+_FIRST_STEPS = 40  # rise to the peak however short the run is: until then the optimiser knows no gradient's size
 _STAGE_SHARES = {"ce": 1.0, "kl": 2.0, "lk": 1.0}
 _LATER_WEIGHT = 0.8  # of an unrolled step against the one before: fewer drafts get that far
 _HEAD_ROWS = 1024  # logits computed at once: they must not leave the cache
@@ -130,7 +131,7 @@ class Trainer:
 
     def _take_step(self, batch: Batch, stage: str) -> float:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._recipe.learning_rate * rate_at(self.share)
+            group["lr"] = self._recipe.learning_rate * rate_at(self.share) * min(1.0, (self.step + 1) / _FIRST_STEPS)
         self._optimizer.zero_grad(set_to_none=True)
         num_steps = self._recipe.num_unrolled
         with self._precision():

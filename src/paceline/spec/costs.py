@@ -74,7 +74,9 @@ class StepCosts:
         if num_rows >= _KNOTS[last]:
             return self._shape[last] * num_rows / _KNOTS[last]
         lower, share = _segment(num_rows)
-        return (1.0 - share) * self._shape[lower] + share * self._shape[lower + 1]
+        before, after = self._shape[lower], self._shape[lower + 1]
+        # In this order rounding keeps the curve from falling, by as little as it may be.
+        return min(before + share * (after - before), after)
 
     def draft_ms(self, source: str) -> float | None:
         """One draft token of ``source``, pessimistically; None if it never drafted."""

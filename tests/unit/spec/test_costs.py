@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.spec.costs import StepCosts, prior_shape
@@ -41,6 +41,7 @@ def test_learns_the_machine(name: str, noise: float) -> None:
     assert costs.plain_ms(3000) == pytest.approx(machine(1, 3000), rel=0.2)
 
 
+@example([(2, 1.0, 2.0)] * 9)
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(1, 30_000), st.floats(0.0, 500)), max_size=80))
 def test_more_rows_never_cost_less_whatever_was_observed(passes: list[tuple[int, float, float]]) -> None:
     costs = StepCosts()

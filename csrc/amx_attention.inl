@@ -20,7 +20,7 @@ inline void store_operands(uint16_t* p, F low, F high) {
   _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v)));
 }
 
-// e^x for x <= 0, for a probability that is rounded to bf16 next: relative error below 6e-6, a hundredth of the rounding.
+// e^x for x <= 0, for a probability that is rounded to bf16 next: relative error below 6e-6, far below the rounding's.
 inline F soft_exp(F x) {
   constexpr float kLn2 = 0.693147180559945309f;
   const F n = nearest(mul(x, broadcast(kLog2E)));

@@ -13,7 +13,7 @@ from paceline.model.config import ModelConfig
 SYNTAX_FEATURES = ("windows", "completion", "continuation", "edits", "roles")
 LOSSES = ("ce", "kl", "lk")
 SOURCES = ("stdlib", "installed")
-# Peaks of the learning rate that suit a kind: a model begins at random, a head at the target's last layer.
+# Peaks of the learning rate that suit a kind: a model begins at random, a head at a solution of least squares.
 LEARNING_RATES: dict[str, float] = {"model": 2e-3, "head": 2e-4}
 
 
@@ -88,7 +88,7 @@ class Recipe:
         corpus_tokens: how many tokens of source code are used at most, before the examples made of it.
         steps: how many optimiser steps; None: as many as ``minutes`` allow.
         row_tokens: length of a training row; ``batch_rows`` of them make a step.
-        learning_rate: at its peak; warm-up in the first 2 %, decay in the last 20 %.
+        learning_rate: at its peak; it rises in the first 2 %, and for 40 steps at least, and decays in the last 20 %.
         unroll: how many tokens a head drafts in a row in training, so that it learns to read its own states.
     """
 

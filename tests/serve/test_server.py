@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline.errors import InvalidParameterError, ModelNotFoundError
 from paceline.serve.app import create_app
 from paceline.serve.config import ServerConfig, is_loopback
+from paceline.serve.server import listen
 from paceline.serve.sessions import Sessions
 from tests.serve.conftest import BASE, opened
 from tests.serve.scripted import ScriptedEngine, make_tokenizer
@@ -622,3 +624,19 @@ def test_a_base_model_has_no_chat(serve: Callable[..., None]) -> None:
         assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 200
 
     serve(body, scripted(tokenizer=make_tokenizer(None)))
+
+
+# ---- the socket --------------------------------------------------------------------------------------------
+
+
+def test_small_writes_are_sent_at_once() -> None:
+    # Or the first token of a reused connection waits for the client's delayed acknowledgement of the headers.
+    with listen(ServerConfig(port=0)) as listener, socket.create_connection(listener.getsockname()[:2]):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_port_in_use_is_a_typed_error() -> None:
+    with listen(ServerConfig(port=0)) as listener, pytest.raises(InvalidParameterError, match="cannot listen on"):
+        listen(ServerConfig(port=listener.getsockname()[1]))

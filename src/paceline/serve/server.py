@@ -32,7 +32,7 @@ def run_server(
         PacelineError: the model cannot be loaded.
     """
     tracing = _tracing(config.otlp_traces_endpoint) if config.otlp_traces_endpoint is not None else None
-    listener = _listen(config)
+    listener = listen(config)
     port = listener.getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
 
@@ -118,11 +118,20 @@ def _tracing(endpoint: str) -> Tracing:
     return Tracing.to_endpoint(endpoint)
 
 
-def _listen(config: ServerConfig) -> socket.socket:
+def listen(config: ServerConfig) -> socket.socket:
+    """The socket that the server takes its connections from; what is written to them is sent at once.
+
+    Raises:
+        InvalidParameterError: the address cannot be had.
+    """
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        return socket.create_server((config.host.strip("[]"), config.port), family=family, backlog=2048)
+        listener = socket.create_server((config.host.strip("[]"), config.port), family=family, backlog=2048)
     except OSError as error:
         raise InvalidParameterError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port or --host"
         ) from None
+    # asyncio sets this only where it made the socket itself. Without it the first token waits behind the headers until
+    # the client acknowledges them: 40 ms on a connection that is used again.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

@@ -45,15 +45,17 @@ class SchedulerConfig:
     Attributes:
         max_num_seqs: requests that may run at once.
         max_num_batched_tokens: token budget of a step; longer prompts are prefilled in chunks of this size.
+        max_num_prompt_tokens: how much of it prompts may take while others decode, whose next tokens wait for the step.
         max_model_len: prompt plus output of one request; None is the model's own context length.
     """
 
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
+    max_num_prompt_tokens: int = 128
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_prompt_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidParameterError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 2:

@@ -244,6 +244,7 @@ class Request:
         num_cached_tokens: prompt tokens served from the prefix cache when the request was first admitted.
         max_total_tokens: prompt plus output may not exceed this (max_tokens and the context length together).
         arrival: order of arrival, the scheduler's tie breaker.
+        due: when its prompt should have been read, on the scheduler's clock of tokens done.
         constraint: what the answer may consist of, at the state of the committed tokens; None for free text.
     """
 
@@ -261,6 +262,7 @@ class Request:
     num_draft_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    due: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
 

@@ -171,6 +171,15 @@ def serve(
     max_num_batched_tokens: Annotated[
         int, _flag("--max-num-batched-tokens", panel="Machine", metavar="N", help="Token budget of a step.")
     ] = 512,
+    max_num_prompt_tokens: Annotated[
+        int,
+        _flag(
+            "--max-num-prompt-tokens",
+            panel="Machine",
+            metavar="N",
+            help="Prompt tokens of a step in which others decode.",
+        ),
+    ] = 128,
     block_size: Annotated[int, _flag("--block-size", panel="Machine", metavar="N", help="Tokens per KV block.")] = 16,
     kv_memory: Annotated[
         int | None, _flag("--kv-memory", panel="Machine", metavar="MIB", help="Budget of the KV cache in MiB.")
@@ -264,6 +273,7 @@ def serve(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_prompt_tokens=max_num_prompt_tokens,
             block_size=block_size,
             kv_memory_bytes=None if kv_memory is None else kv_memory * 2**20,
             kv_cache_dtype=kv_cache_dtype,

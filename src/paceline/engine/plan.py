@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.request import Request
 
@@ -28,8 +28,8 @@ class ScheduledRequest:
 class Plan:
     """Everything one step will run, in the order of the batch; and who had to give up its blocks for it."""
 
-    scheduled: Sequence[ScheduledRequest]
-    preempted: Sequence[Request]
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
 
     @property
     def sampled(self) -> list[ScheduledRequest]:

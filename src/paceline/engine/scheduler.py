@@ -2,11 +2,14 @@
 
 There is no prefill and no decode phase: a request's ``num_computed_tokens`` catches up with its tokens plus drafts, as
 far as the token budget reaches (law 1).
+
+Prompts are read in the order in which they are *due*. Time is counted in tokens of work done; a prompt is due when as
+many have been done since its arrival as it has to compute. So a short prompt passes a long one, yet only if it came
+before the long one was due: nobody starves (a deadline as in self-clocked fair queueing; Golestani, INFOCOM 1994).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from paceline.cache.manager import KVCacheManager
@@ -24,8 +27,10 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
         self._config = config
         self._cache = cache
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []
         self._running: list[Request] = []
+        self._num_done_tokens = 0  # the clock of due times
+        self._is_full = False  # someone had to wait in the last step
         self._sessions: dict[str, None] = {}  # sessions that keep a prefix referenced, least recently used first
 
     @property
@@ -60,31 +65,31 @@ class Scheduler:
                 f"the request may grow to {request.max_total_tokens} tokens, more than the KV cache holds; "
                 "lower max_tokens, shorten the prompt, or give the engine more kv_memory_bytes"
             )
+        num_cached = self._cache.match_prefix(request.token_ids).num_tokens
+        request.due = self._num_done_tokens + request.num_tokens - num_cached
         self._waiting.append(request)
 
     def schedule(self, choose_horizon: Callable[[Request], int]) -> Plan:
-        """Plan one step: first those that decode, then prefills, then newcomers; reserves every slot it hands out."""
+        """Plan one step: first those that decode, then prompts as they are due; reserves every slot it hands out."""
+        plan = Plan()
         budget = self._config.max_num_batched_tokens
-        scheduled: list[ScheduledRequest] = []
-        preempted: list[Request] = []
-        for request in sorted(self._running, key=lambda request: not request.is_decoding):
+        decoding = self.decoding
+        choose = _no_drafts if self._is_reading else choose_horizon
+        for request in decoding:
+            budget -= self._serve(request, budget, plan, choose)
+        if decoding:
+            budget = min(budget, self._config.max_num_prompt_tokens)
+        self._is_full = False
+        for request in self._prompts():
             if budget == 0:
                 break
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted a moment ago by one that came before it
-            horizon = self._horizon(request, budget, choose_horizon)
-            item = self._advance(request, budget, horizon)
-            while item is None and self._make_room(request, scheduled, preempted):
-                item = self._advance(request, budget, horizon)
-            if item is not None:
-                scheduled.append(item)
-                budget -= item.num_new_tokens + item.horizon
-        while budget > 0 and not preempted and (newcomer := self._admit(is_idle=not scheduled)) is not None:
-            item = self._advance(newcomer, budget, self._horizon(newcomer, budget, choose_horizon))
-            assert item is not None, "admission checked that the whole prompt fits"
-            scheduled.append(item)
-            budget -= item.num_new_tokens + item.horizon
-        return Plan(scheduled, preempted)
+            if request.status is RequestStatus.WAITING:
+                # Behind one that does not fit nobody else is admitted, or it would wait for ever.
+                self._is_full = self._is_full or bool(plan.preempted) or not self._admit(request)
+                if self._is_full:
+                    continue
+            budget -= self._serve(request, budget, plan, choose_horizon)
+        return plan
 
     def update(
         self,
@@ -100,6 +105,7 @@ class Scheduler:
         outcome = iter(verdicts)
         for item in plan.scheduled:
             request = item.request
+            self._num_done_tokens += item.num_new_tokens + item.horizon
             request.num_computed_tokens += item.num_new_tokens
             reason: FinishReason | None = None
             if item.is_sampled:
@@ -146,6 +152,30 @@ class Scheduler:
             del self._sessions[session_id]
             self._cache.release(_owner(session_id))
 
+    @property
+    def _is_reading(self) -> bool:
+        """Whether the next step reads a prompt; drafts beside it would keep a first token waiting."""
+        has_newcomers = bool(self._waiting) and not self._is_full
+        return has_newcomers or any(not request.is_decoding for request in self._running)
+
+    def _prompts(self) -> list[Request]:
+        """All that are not decoding, admitted or not, in the order in which they are due."""
+        reading = [request for request in self._running if not request.is_decoding]
+        return sorted(reading + self._waiting, key=lambda request: (request.due, request.arrival))
+
+    def _serve(self, request: Request, budget: int, plan: Plan, choose_horizon: Callable[[Request], int]) -> int:
+        """Schedule one admitted request, preempting others if need be; how many tokens of the budget that takes."""
+        if budget == 0 or request.status is not RequestStatus.RUNNING:
+            return 0  # preempted a moment ago by one that came before it
+        horizon = self._horizon(request, budget, choose_horizon)
+        item = self._advance(request, budget, horizon)
+        while item is None and self._make_room(request, plan):
+            item = self._advance(request, budget, horizon)
+        if item is None:
+            return 0
+        plan.scheduled.append(item)
+        return item.num_new_tokens + item.horizon
+
     def _horizon(self, request: Request, budget: int, choose_horizon: Callable[[Request], int]) -> int:
         """How many drafts may join one request's next token, as far as budget and length allow."""
         if not request.is_decoding:
@@ -169,20 +199,20 @@ class Scheduler:
             return ScheduledRequest(request, num_new_tokens, num_drafts, is_sampled, block_ids)
         return None
 
-    def _make_room(self, request: Request, scheduled: Sequence[ScheduledRequest], preempted: list[Request]) -> bool:
+    def _make_room(self, request: Request, plan: Plan) -> bool:
         """Free some blocks for ``request``: idle sessions first, then the youngest request that has not run yet."""
         if self._sessions:
             self._drop_session(next(iter(self._sessions)))
             return True
-        already = {item.request.request_id for item in scheduled}
+        already = {item.request.request_id for item in plan.scheduled}
         victims = [other for other in self._running if other.request_id not in already]
         victim = max(victims, key=lambda other: other.arrival)
         if victim is request:
             # The others hold the blocks: they have moved on, or older ones will come to take this one's.
-            assert scheduled or len(victims) > 1, "a request that fits an empty cache found no block in it"
+            assert plan.scheduled or len(victims) > 1, "a request that fits an empty cache found no block in it"
             return False
         self._preempt(victim)
-        preempted.append(victim)
+        plan.preempted.append(victim)
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -192,32 +222,35 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = request.num_draft_computed_tokens = 0
         request.num_preemptions += 1
-        self._waiting.appendleft(request)
+        self._waiting.append(request)
 
-    def _admit(self, *, is_idle: bool) -> Request | None:
-        """Start the next waiting request if its whole prompt fits now; attaches the longest cached prefix."""
-        if not self._waiting or len(self._running) >= self._config.max_num_seqs:
-            return None
-        request = self._waiting[0]
+    def _admit(self, request: Request) -> bool:
+        """Start a waiting request if its whole prompt fits now; attaches the longest cached prefix."""
+        if len(self._running) >= self._config.max_num_seqs:
+            return False
         match = self._cache.begin(request.request_id, request.token_ids)
         while not self._cache.can_reserve(request.request_id, request.num_tokens):
-            if not is_idle or not self._sessions:
+            if self._running or not self._sessions:
                 self._cache.release(request.request_id)
-                return None
+                return False
             self._drop_session(next(iter(self._sessions)))
-        self._waiting.popleft()
+        self._waiting.remove(request)
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = match.num_tokens
         request.num_draft_computed_tokens = match.num_draft_tokens
         if request.num_preemptions == 0:
             request.num_cached_tokens = match.num_tokens
         self._running.append(request)
-        return request
+        return True
 
     def _retain(self, request: Request, session_id: str) -> None:
         self._drop_session(session_id)
         self._cache.fork(request.request_id, _owner(session_id))
         self._sessions[session_id] = None
+
+
+def _no_drafts(_: Request) -> int:
+    return 0
 
 
 def _owner(session_id: str) -> str:

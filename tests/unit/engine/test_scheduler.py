@@ -22,25 +22,77 @@ def shares(plan: Plan) -> list[tuple[str, int, int]]:
 # ---- the budget ----------------------------------------------------------------------------------------------------
 
 
-def test_decodes_come_before_prefills() -> None:
+def test_decodes_come_before_prompts() -> None:
     shop = Workshop(64, max_num_batched_tokens=8)
     shop.add(prompt(6), 9)
     shop.add(prompt(20, 7), 9)
     assert shares(shop.step()) == [("r0", 6, 0), ("r1", 2, 0)]
     assert shares(shop.step()) == [("r0", 1, 0), ("r1", 7, 0)]
-    shop.add(prompt(3, 9), 9, horizon=4)
-    assert shares(shop.step()) == [("r0", 1, 0), ("r1", 7, 0)]
-    assert shares(shop.step()) == [("r0", 1, 0), ("r1", 4, 0), ("r2", 3, 0)]
-    assert shares(shop.step()) == [("r0", 1, 0), ("r1", 1, 0), ("r2", 1, 4)]
     shop.run()
 
 
-def test_a_newcomers_prefill_waits_for_the_drafts_of_those_who_run() -> None:
+def test_a_short_prompt_passes_a_long_one_that_is_not_due_yet() -> None:
+    shop = Workshop(64, max_num_batched_tokens=8)
+    shop.add(prompt(6), 9)
+    shop.add(prompt(20, 7), 9)
+    shop.step()
+    shop.add(prompt(3, 9), 9, horizon=4)
+    assert shares(shop.step()) == [("r0", 1, 0), ("r2", 3, 0), ("r1", 4, 0)]
+    shop.run()
+
+
+def test_short_prompts_cannot_starve_a_long_one() -> None:
+    shop = Workshop(64, max_num_batched_tokens=8)
+    long = shop.add(prompt(20), 2)
+    for first in range(20, 40):
+        shop.add(prompt(6, first), 1)
+        shop.step()
+    # It was due after 20 tokens of work, whoever came later; beside it fit what came before that.
+    done = [sum(item.num_new_tokens for item in plan.scheduled) for plan in shop.plans]
+    first_sampled = next(i for i, plan in enumerate(shop.plans) if long in [item.request for item in plan.sampled])
+    assert sum(done[: first_sampled + 1]) <= 2 * 20 + 8
+    shop.run()
+
+
+def test_what_is_cached_need_not_be_read_and_is_due_sooner() -> None:
+    shop = Workshop(64, max_num_batched_tokens=8)
+    shop.add(prompt(16), 1)
+    shop.run()
+    shop.add(prompt(12, 40), 2)
+    shop.add([*prompt(16), 9, 9, 9], 2)
+    assert shares(shop.step()) == [("r2", 3, 0), ("r1", 5, 0)]
+    shop.run()
+
+
+def test_prompts_take_a_part_of_a_step_in_which_others_decode() -> None:
+    shop = Workshop(64, max_num_batched_tokens=16, max_num_prompt_tokens=3)
+    shop.add(prompt(10), 4)
+    assert shares(shop.step()) == [("r0", 10, 0)]
+    shop.add(prompt(5, 20), 2)
+    shop.add(prompt(6, 30), 2)
+    assert shares(shop.step()) == [("r0", 1, 0), ("r1", 3, 0)]
+    assert shares(shop.step()) == [("r0", 1, 0), ("r1", 2, 0), ("r2", 1, 0)]
+    shop.run()
+
+
+def test_nobody_drafts_while_a_prompt_is_read() -> None:
     shop = Workshop(64, max_num_batched_tokens=8)
     shop.add(prompt(4), 30, horizon=6)
     shop.step()
     shop.add(prompt(10, 9), 4)
+    assert shares(shop.step()) == [("r0", 1, 0), ("r1", 7, 0)]
+    assert shares(shop.step()) == [("r0", 1, 0), ("r1", 3, 0)]
     assert shares(shop.step()) == [("r0", 1, 6), ("r1", 1, 0)]
+    shop.run()
+
+
+def test_those_who_run_draft_on_when_a_newcomer_finds_no_place() -> None:
+    shop = Workshop(64, max_num_seqs=1)
+    shop.add(prompt(4), 30, horizon=6)
+    shop.step()
+    shop.add(prompt(10, 9), 4)
+    assert [item.horizon for item in shop.step().scheduled] == [0]  # it tried
+    assert [item.horizon for item in shop.step().scheduled] == [6]
     shop.run()
 
 
@@ -120,12 +172,15 @@ def test_admission_waits_until_the_whole_prompt_fits() -> None:
     shop.run()
 
 
-def test_requests_start_in_the_order_of_arrival_even_if_a_later_one_would_fit() -> None:
+def test_nobody_is_admitted_past_one_that_is_due_and_does_not_fit() -> None:
     shop = Workshop(6)
     shop.add(prompt(10), 6)
+    shop.step()
     shop.add(prompt(16, 30), 2)
-    shop.add(prompt(2, 40), 2)
-    assert shares(shop.step()) == [("r0", 10, 0)]
+    for _ in range(3):
+        shop.step()
+    shop.add(prompt(14, 40), 2)  # due later than the one before it, and no room for that one yet
+    assert shares(shop.step()) == [("r0", 1, 0)]
     shop.run()
 
 
@@ -178,13 +233,14 @@ def test_what_can_never_fit_is_refused(length: int, max_tokens: int, fits: bool)
 
 
 def test_an_older_prefill_is_not_stopped_by_a_younger_decode() -> None:
-    # The first leaves too few blocks for the second's next chunk but enough for the third, which then decodes while
-    # the second still waits to go on with its prefill. When the first is gone both need blocks, and nobody has moved.
-    shop = Workshop(7, max_num_batched_tokens=9)
-    for first, length, max_tokens, horizon in ((2, 6, 4, 6), (15, 17, 9, 2), (28, 4, 13, 2)):
+    # The third, being short, has passed the second. Blocks are lacking for the second's last chunk until the first is
+    # gone; then both need more of them, and the younger one gives way.
+    shop = Workshop(6, max_num_batched_tokens=9)
+    for first, length, max_tokens, horizon in ((2, 4, 3, 6), (15, 13, 9, 2), (28, 4, 9, 2)):
         shop.add(prompt(length, first), max_tokens, horizon=horizon)
     shop.run()
-    assert shares(shop.plans[3]) == [("r2", 1, 2), ("r1", 6, 0)]  # the decode first, young as it is
+    assert shares(shop.plans[2]) == [("r0", 1, 0), ("r2", 1, 0)]
+    assert shares(shop.plans[3]) == [("r2", 1, 0), ("r1", 5, 0)]  # the decode first, young as it is
     assert shop.requests[2].num_preemptions == 1
     assert shop.requests[1].num_preemptions == 0
 

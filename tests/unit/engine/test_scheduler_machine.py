@@ -35,13 +35,20 @@ actions = st.one_of(
     num_blocks=st.integers(3, 16),
     block_size=st.sampled_from([1, 2, 4]),
     budget=st.integers(1, 16),
+    prompt_budget=st.integers(1, 16),
     max_num_seqs=st.integers(1, 5),
     workload=st.lists(actions, min_size=2, max_size=30),
 )
 def test_every_request_ends_with_the_right_tokens(
-    num_blocks: int, block_size: int, budget: int, max_num_seqs: int, workload: list[tuple]
+    num_blocks: int, block_size: int, budget: int, prompt_budget: int, max_num_seqs: int, workload: list[tuple]
 ) -> None:
-    shop = Workshop(num_blocks, block_size=block_size, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
+    shop = Workshop(
+        num_blocks,
+        block_size=block_size,
+        max_num_batched_tokens=budget,
+        max_num_prompt_tokens=prompt_budget,
+        max_num_seqs=max_num_seqs,
+    )
     forks: set[str] = set()
     for action, *arguments in workload:
         if action == "add":

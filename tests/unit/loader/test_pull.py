@@ -267,7 +267,8 @@ def test_pip_progress_reaches_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_pip_failure_is_one_line_with_a_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failing = (
-        "import sys; print('ERROR: first'); print('ERROR: No matching distribution', file=sys.stderr); sys.exit(1)"
+        "import sys; print('ERROR: first', flush=True); "
+        "print('ERROR: No matching distribution', file=sys.stderr); sys.exit(1)"
     )
     run_pip_as(monkeypatch, failing)
     with pytest.raises(ModelNotFoundError) as caught:

@@ -11,7 +11,7 @@ struct alignas(64) TileConfig {
 };
 
 // Registers 0-3: sums of 16 rows; 4 and 5: 32 codes of as many rows; 6 and 7: the codes of a panel.
-inline TileConfig make_linear_config() {
+constexpr TileConfig make_linear_config() {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.rows[i] = i < 6 ? kRowTile : kGroup / 4;
@@ -19,7 +19,7 @@ inline TileConfig make_linear_config() {
   }
   return config;
 }
-static const TileConfig kLinearConfig = make_linear_config();
+constexpr TileConfig kLinearConfig = make_linear_config();
 
 // The integer sums of one group into register `Sum`.
 template <int Sum>

@@ -1,6 +1,7 @@
 // Sixteen lanes at a time, the same for every instruction set. Included by kernels.inl only, once per instruction set,
 // inside an anonymous namespace: no function here may be seen by the linker, or code compiled for AVX-512 could be the
-// copy that an older processor runs.
+// copy that an older processor runs. For the same reason whatever lives outside functions is constexpr: what is made when
+// the module is loaded would be made with AVX-512 on every processor.
 //
 // Products and sums round the same everywhere; `fma` rounds once where the processor has it, so the bits of a result
 // belong to an instruction set.

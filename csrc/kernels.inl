@@ -75,6 +75,50 @@ inline void prefetch(const void* start, int64_t num_bytes) {
   for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(start) + i);
 }
 
+// The sums of one group of a panel for R rows of codes, exact in integers.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// Products are summed in 16 bits, as the instruction that multiplies bytes does: 16 pairs of a nibble and a byte stay
+// below 32 * 15 * 128 / 2 there. Codes of 8 bits are two nibbles.
+template <int R, bool IsHigh>
+inline void add_nibbles(const uint8_t* codes, const int8_t* rows, int num_quads, I* pairs) {
+#pragma GCC unroll 1  // else all products are made before one is added, in more registers than there are
+  for (int quad = 0; quad < num_quads; ++quad) {
+    const Codes w = IsHigh ? high_nibbles(codes + 64 * quad) : low_nibbles(codes + 64 * quad);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) pairs[r] = add_pairs(pairs[r], w, rows + kGroup * r + 4 * quad);
+  }
+}
+template <int R, int Bits>
+inline void sum_group(const uint8_t* codes, const int8_t* rows, I* sums) {
+  I low[R], high[R];
+  for (int r = 0; r < R; ++r) low[r] = high[r] = broadcast_int(0);
+  if constexpr (Bits == 4) {
+    add_nibbles<R, false>(codes, rows, 4, low);
+    add_nibbles<R, true>(codes, rows + kGroup / 2, 4, low);
+    for (int r = 0; r < R; ++r) sums[r] = widen(low[r]);
+  } else {
+    add_nibbles<R, false>(codes, rows, 8, low);
+    add_nibbles<R, true>(codes, rows, 8, high);
+    for (int r = 0; r < R; ++r) sums[r] = add(widen(low[r]), times_16(widen(high[r])));
+  }
+}
+#else
+template <int R, int Bits>
+inline void sum_group(const uint8_t* codes, const int8_t* rows, I* sums) {
+  for (int r = 0; r < R; ++r) sums[r] = broadcast_int(0);
+#pragma GCC unroll 8
+  for (int quad = 0; quad < 8; ++quad) {
+    Codes w;
+    if constexpr (Bits == 8)
+      w = load_codes(codes + 64 * quad);
+    else
+      w = quad < 4 ? low_nibbles(codes + 64 * quad) : high_nibbles(codes + 64 * (quad - 4));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r] = dot4(sums[r], w, rows + kGroup * r + 4 * quad);
+  }
+}
+#endif
+
 // One panel times R rows of a tile, from row `lane` on. The integer sums of a group are exact; groups are added in
 // ascending order.
 template <int R, int Bits>
@@ -85,23 +129,12 @@ inline void multiply_quantised(const uint8_t* panel, const uint8_t* tile, int la
     const F scale = load_half(reinterpret_cast<const uint16_t*>(panel));
     const F minimum = load_half(reinterpret_cast<const uint16_t*>(panel) + kPanel);
     panel += 4 * kPanel;
-    const int8_t* codes = reinterpret_cast<const int8_t*>(tile) + lane * kGroup;
-    Dot dot[R];
-    for (int r = 0; r < R; ++r) dot[r] = zero_dot();
-#pragma GCC unroll 8
-    for (int quad = 0; quad < 8; ++quad) {
-      Codes w;
-      if constexpr (Bits == 8)
-        w = load_codes(panel + 64 * quad);
-      else
-        w = quad < 4 ? low_nibbles(panel + 64 * quad) : high_nibbles(panel + 64 * (quad - 4));
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) dot[r] = dot4(dot[r], w, codes + kGroup * r + 4 * quad);
-    }
+    I sums[R];
+    sum_group<R, Bits>(panel, reinterpret_cast<const int8_t*>(tile) + lane * kGroup, sums);
     const float* scales = reinterpret_cast<const float*>(tile + kRowTile * kGroup) + lane;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma(to_float(dot[r]), mul(scale, broadcast(scales[r])), acc[r]);
+      acc[r] = fma(to_float(sums[r]), mul(scale, broadcast(scales[r])), acc[r]);
       acc[r] = fma(minimum, broadcast(scales[kRowTile + r]), acc[r]);
     }
     panel += kGroup * kPanel * Bits / 8;
@@ -148,8 +181,12 @@ void multiply_panel(const Panels& weight, int panel, const Rows& rows, int first
     multiply_quantised<R, 4>(data, tile, lane, rows.num_groups, product);
   else if (weight.format == Format::kInt8)
     multiply_quantised<R, 8>(data, tile, lane, rows.num_groups, product);
-  else
+  else if constexpr (R <= kMaxFloatRows)
     multiply_bf16<R>(data, tile, lane, rows.num_groups, product);
+  else {
+    multiply_bf16<R / 2>(data, tile, lane, rows.num_groups, product);
+    multiply_bf16<R - R / 2>(data, tile, lane + R / 2, rows.num_groups, product + R / 2);
+  }
   for (int r = 0; r < R; ++r) write_outputs(weight, panel, first_row + r, product[r], out);
 }
 
@@ -391,10 +428,10 @@ inline void store_operands(Operand* p, F low, F high) {
   store(p + kLanes, high);
 }
 inline void score(const Tile* tiles, int num_tiles, const Operand* q, int num_rows, int width, float* scores) {
-  score_rows<kMaxRows>(tiles, num_tiles, q, num_rows, width, scores);
+  score_rows<kMaxFloatRows>(tiles, num_tiles, q, num_rows, width, scores);
 }
 inline void weigh(const Tile* tiles, int num_tiles, const Operand* probs, int num_rows, int width, float* out) {
-  weigh_rows<kMaxRows>(tiles, num_tiles, probs, num_rows, width, out);
+  weigh_rows<kMaxFloatRows>(tiles, num_tiles, probs, num_rows, width, out);
 }
 #endif
 

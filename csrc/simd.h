@@ -13,8 +13,8 @@ static constexpr int kLanes = 16;
 struct F { __m512 v; };
 struct I { __m512i v; };
 struct Codes { __m512i v; };  // 16 outputs x 4 unsigned bytes
-struct Dot { __m512i v; };    // 16 running integer sums
 static constexpr int kMaxRows = 8;
+static constexpr int kMaxFloatRows = 8;
 #if defined(__AMX_INT8__)
 static constexpr const char* kIsa = "amx";
 #else
@@ -59,21 +59,19 @@ inline Codes low_nibbles(const uint8_t* p) { return {_mm512_and_si512(_mm512_loa
 inline Codes high_nibbles(const uint8_t* p) {
   return {_mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15))};
 }
-inline Dot zero_dot() { return {_mm512_setzero_si512()}; }
-inline Dot dot4(Dot sum, Codes w, const int8_t* x) {
+inline I dot4(I sum, Codes w, const int8_t* x) {
   int quad;
   __builtin_memcpy(&quad, x, 4);
   return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(quad))};
 }
-inline F to_float(Dot a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 #elif defined(__AVX2__)
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
-struct Codes { __m256i q[4]; };  // 16 outputs x 4 bytes, widened to 16 bits
-struct Dot { __m256i q[4]; };    // per output two partial sums
-static constexpr int kMaxRows = 2;
+struct Codes { __m256i a, b; };  // 16 outputs x 4 bytes
+static constexpr int kMaxRows = 4;
+static constexpr int kMaxFloatRows = 2;
 static constexpr const char* kIsa = "avx2";
 
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -108,10 +106,13 @@ inline F shift_exponent(I x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 23)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 23))};
 }
 inline void store_bytes(int8_t* p, I x) {
-  alignas(32) int32_t full[kLanes];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(full), x.a);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(full + 8), x.b);
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(full[i]);
+  const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                          0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i a = _mm256_shuffle_epi8(x.a, lowest), b = _mm256_shuffle_epi8(x.b, lowest);
+  const __m256i places = _mm256_setr_epi32(0, 4, 1, 1, 1, 1, 1, 1);
+  const __m128i low = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(a, places));
+  const __m128i high = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(b, places));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi64(low, high));
 }
 inline F load_half(const uint16_t* p) {
   const __m128i* q = reinterpret_cast<const __m128i*>(p);
@@ -128,50 +129,42 @@ inline F load_odd_bf16(const uint16_t* p) {
   return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), mask)),
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), mask))};
 }
-inline __m128i load_16_bytes(const uint8_t* p) { return _mm_load_si128(reinterpret_cast<const __m128i*>(p)); }
-inline Codes load_codes(const uint8_t* p) {
-  Codes w;
-  for (int i = 0; i < 4; ++i) w.q[i] = _mm256_cvtepu8_epi16(load_16_bytes(p + 16 * i));
-  return w;
-}
 inline Codes low_nibbles(const uint8_t* p) {
-  Codes w;
-  for (int i = 0; i < 4; ++i)
-    w.q[i] = _mm256_cvtepu8_epi16(_mm_and_si128(load_16_bytes(p + 16 * i), _mm_set1_epi8(15)));
-  return w;
+  const __m256i* q = reinterpret_cast<const __m256i*>(p);
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_load_si256(q), mask), _mm256_and_si256(_mm256_load_si256(q + 1), mask)};
 }
 inline Codes high_nibbles(const uint8_t* p) {
-  Codes w;
-  for (int i = 0; i < 4; ++i)
-    w.q[i] = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(load_16_bytes(p + 16 * i), 4), _mm_set1_epi8(15)));
-  return w;
+  const __m256i* q = reinterpret_cast<const __m256i*>(p);
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(_mm256_load_si256(q), 4), mask),
+          _mm256_and_si256(_mm256_srli_epi16(_mm256_load_si256(q + 1), 4), mask)};
 }
-inline Dot zero_dot() {
-  const __m256i zero = _mm256_setzero_si256();
-  return {{zero, zero, zero, zero}};
-}
-// Bytes times bytes would saturate in 16-bit pairs (255 * 127 * 2), so both are widened first.
-inline Dot dot4(Dot sum, const Codes& w, const int8_t* x) {
+
+// Adds to each 16-bit sum two products of a nibble and a byte. The empty statement keeps the compiler from multiplying
+// several rows before it adds one, which takes more registers than there are.
+inline I add_pairs(I sum, const Codes& w, const int8_t* x) {
   int quad;
   __builtin_memcpy(&quad, x, 4);
-  const __m256i wide = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(quad)));
-  for (int i = 0; i < 4; ++i) sum.q[i] = _mm256_add_epi32(sum.q[i], _mm256_madd_epi16(w.q[i], wide));
+  const __m256i four = _mm256_set1_epi32(quad);
+  sum.a = _mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, four));
+  sum.b = _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, four));
+  asm volatile("" : "+x"(sum.a), "+x"(sum.b));
   return sum;
 }
-inline F to_float(const Dot& x) {
-  // hadd works within 128-bit halves; the permutation puts outputs back in order.
-  const __m256i low = _mm256_permute4x64_epi64(_mm256_hadd_epi32(x.q[0], x.q[1]), 0xd8);
-  const __m256i high = _mm256_permute4x64_epi64(_mm256_hadd_epi32(x.q[2], x.q[3]), 0xd8);
-  return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)};
+inline I widen(I pairs) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(pairs.a, one), _mm256_madd_epi16(pairs.b, one)};
 }
+inline I times_16(I x) { return {_mm256_slli_epi32(x.a, 4), _mm256_slli_epi32(x.b, 4)}; }
 
 #else  // portable C++
 
 struct F { float v[kLanes]; };
 struct I { int32_t v[kLanes]; };
 struct Codes { uint8_t v[64]; };
-struct Dot { int32_t v[kLanes]; };
 static constexpr int kMaxRows = 2;
+static constexpr int kMaxFloatRows = 2;
 static constexpr const char* kIsa = "portable";
 
 #define EACH(expression)                        \
@@ -252,18 +245,11 @@ inline Codes high_nibbles(const uint8_t* p) {
   for (int i = 0; i < 64; ++i) r.v[i] = p[i] >> 4;
   return r;
 }
-inline Dot zero_dot() { return {}; }
-inline Dot dot4(Dot sum, const Codes& w, const int8_t* x) {
+inline I dot4(I sum, const Codes& w, const int8_t* x) {
   for (int i = 0; i < kLanes; ++i)
     for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x[j];
   return sum;
 }
-inline F to_float(const Dot& a) {
-  F r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(a.v[i]);
-  return r;
-}
-
 #endif
 
 #if !defined(__AVX512VNNI__)

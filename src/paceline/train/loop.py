@@ -23,6 +23,7 @@ from paceline.train.evaluation import Acceptance, evaluate
 from paceline.train.losses import position_losses
 from paceline.train.network import DraftNetwork
 from paceline.train.recipe import Recipe
+from paceline.train.states import taught_by_states
 
 _WARM_UP, _DECAY = 0.02, 0.2  # shares of the run
 _FINAL_RATE = 0.02  # of the peak
@@ -50,7 +51,8 @@ class Progress:
 class Trainer:
     """Trains ``network`` in place; `run` goes on from the checkpoint at ``path`` if there is one.
 
-    ``table`` [vocab_size, embedding_size] is the target's embedding. A checkpoint is written every
+    ``table`` [vocab_size, embedding_size] is the target's embedding; ``target_head``, for a head, the rows of the
+    target's own head for the listed tokens (see `taught_by_states`). A checkpoint is written every
     ``checkpoint_seconds`` and at the end, and goes on with the data of ``data_sha256`` only.
 
     Raises:
@@ -67,6 +69,7 @@ class Trainer:
         *,
         device: torch.device,
         path: Path,
+        target_head: Tensor | None = None,
         data_sha256: str = "",
         checkpoint_seconds: float = 60.0,
     ) -> None:
@@ -74,6 +77,7 @@ class Trainer:
             raise TrainingError("there is nothing to train on; name more data, a larger repository, or more answers")
         self._network = network.to(device)
         self._table = table.to(device)
+        self._target_head = target_head.to(device) if target_head is not None else None
         self._rows, self._held_out, self._recipe, self._device = rows, held_out, recipe, device
         self._path, self._data_sha256, self._checkpoint_seconds = path, data_sha256, checkpoint_seconds
         matrices = [item for item in network.parameters() if item.dim() > 1]
@@ -143,7 +147,8 @@ class Trainer:
                 num_steps=num_steps,
             )
         hidden = torch.cat([states[batch.asked] for states in steps])
-        targets = batch.targets.repeated(num_steps)
+        targets = batch.targets if self._target_head is None else taught_by_states(batch, self._target_head)
+        targets = targets.repeated(num_steps)
         weights = torch.cat([batch.weights * _LATER_WEIGHT**step for step in range(num_steps)])
         # The head in slices: its logits are by far the largest tensors, and none is needed twice.
         leaf = hidden.detach().requires_grad_()

@@ -201,6 +201,7 @@ class TrainingRun:
             recipe,
             device=self._device,
             path=path,
+            target_head=self._target_head() if recipe.kind == "head" else None,
             data_sha256=self._facts["data_sha256"],
         )
         self._network = network
@@ -244,6 +245,12 @@ class TrainingRun:
             self._network, self._table.to(self._device), self._held_out,
             window=self.recipe.shape.window, device=self._device,
         )  # fmt: skip
+
+    def _target_head(self) -> Tensor:
+        """The target's head, for the tokens that the draft speaks."""
+        assert self._rows is not None
+        head = self._last_layer.get("lm_head.weight", self._table)
+        return head.to(self._table.dtype)[self._rows.vocabulary.token_ids]
 
     def _with_states(self, rows: RowSet, make_engine: Callable[[], Engine], name: str) -> RowSet:
         """Rows that know the target's hidden states; those of other data are deleted."""

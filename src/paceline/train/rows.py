@@ -20,6 +20,8 @@ from paceline.train.recipe import Recipe
 from paceline.train.syntax import roles_of_answer
 from paceline.train.vocabulary import choose_vocabulary, coverage
 
+_PROMPT_WEIGHT = 0.5  # it is not what will be drafted, but more like it than source files are
+
 
 def make_rows(
     files: Iterable[SourceFile],
@@ -38,7 +40,9 @@ def make_rows(
     tokenizer = target.tokenizer
     maker = ExampleMaker(tokenizer, chat, recipe.row_tokens, tuple(recipe.syntax), recipe.seed)
     examples = [example for file in files for example in maker.examples(file)]
-    taught = [taught_example(answer, tokenizer, recipe) for answer in answers]
+    # A head learns from every token, by the target's states.
+    prompt_weight = _PROMPT_WEIGHT if recipe.kind == "head" else 0.0
+    taught = [taught_example(answer, tokenizer, recipe, prompt_weight) for answer in answers]
     unseen = [taught_example(answer, tokenizer, recipe) for answer in held_out]
     written = [
         example.token_ids[-len(example.teacher.token_ids) :] for example in taught if example.teacher is not None
@@ -62,8 +66,8 @@ def make_rows(
     return rows, held_out_rows, {**facts, "rows": rows.describe(), "held_out": held_out_rows.describe()}
 
 
-def taught_example(answer: Answer, tokenizer: Tokenizer, recipe: Recipe) -> Example:
-    """An answer after as much of its prompt as fits a row; only the answer counts."""
+def taught_example(answer: Answer, tokenizer: Tokenizer, recipe: Recipe, prompt_weight: float = 0.0) -> Example:
+    """An answer after as much of its prompt as fits a row; a token of the prompt counts ``prompt_weight``."""
     size, prompt_size = len(answer.token_ids), len(answer.prompt_ids)
     token_ids = answer.token_ids.tolist()
     data = b"".join(b"" if tokenizer.is_special(token) else tokenizer.token_bytes(token) for token in token_ids)
@@ -77,7 +81,7 @@ def taught_example(answer: Answer, tokenizer: Tokenizer, recipe: Recipe) -> Exam
     kept = slice(max(0, first - prompt_size), None)
     return Example(
         [*answer.prompt_ids[first:].tolist(), *token_ids[kept]],
-        np.concatenate([np.zeros(num_prompt, np.float32), own[kept]]),
+        np.concatenate([np.full(num_prompt, prompt_weight, np.float32), own[kept]]),
         np.concatenate([np.zeros(num_prompt, np.uint8), placed.roles[kept]]),
         answer.package,
         f"answer: {answer.kind}",

@@ -2,6 +2,8 @@
 
 The engine that will verify the draft computes them, quantised weights included. That takes about as long as training on
 them once, so they are kept on disk: 2 bytes for each of a state's numbers, 1.2 kB a token for a target of width 576.
+
+They also say what the target would have written there, so every token of a text teaches, not answers alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ import torch
 from torch import Tensor
 
 from paceline.engine.engine import Engine
-from paceline.train.dataset import RowSet
+from paceline.train.dataset import Batch, RowSet
+from paceline.train.distill import NUM_TOP
+from paceline.train.losses import Targets
+
+_ROWS_AT_ONCE = 1024  # of logits: they must not leave the cache
 
 
 class TargetStates:
@@ -74,3 +80,26 @@ class TargetStates:
 def _mode(path: Path) -> Any:
     path.parent.mkdir(parents=True, exist_ok=True)
     return "r+" if path.exists() else "w+"
+
+
+@torch.no_grad()
+def taught_by_states(batch: Batch, head: Tensor) -> Targets:
+    """The questions of ``batch``, with what the target said wherever an answer did not record it.
+
+    ``head`` [num_tokens, hidden_size] are the rows of the target's head for the listed tokens. The distribution is over
+    these alone, and the label becomes its likeliest. Where the text goes on with a token that is not listed, the escape
+    stays the label: that is how often the target would have said one, as far as the text is like its own.
+    """
+    assert batch.states is not None
+    targets = batch.targets
+    states = batch.states[batch.asked]
+    is_taught = ~targets.is_known & (targets.labels < len(head))
+    num_top = min(NUM_TOP, len(head))
+    missing = max(0, num_top - targets.classes.shape[1])
+    labels = targets.labels.clone()
+    classes, probs = (torch.nn.functional.pad(values, (0, missing)) for values in (targets.classes, targets.probs))
+    for rows in torch.split(is_taught.nonzero()[:, 0], _ROWS_AT_ONCE):
+        top = torch.softmax(states[rows].to(head.dtype) @ head.T, dim=-1).float().topk(num_top)
+        classes[rows, :num_top], probs[rows, :num_top] = top.indices, top.values
+        labels[rows] = top.indices[:, 0]
+    return Targets(labels, classes, probs, targets.is_known | is_taught)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import Engine
+from paceline import Engine, SamplingParams, Speculation
+from paceline.backends.quantized import as_tensor
+from paceline.loader.load import load_checkpoint
 from paceline.model.draft_vocabulary import DraftVocabulary
 from paceline.train.dataset import RowSet, pack
-from paceline.train.encoding import Example
-from paceline.train.states import TargetStates
+from paceline.train.encoding import Example, Teacher
+from paceline.train.states import TargetStates, taught_by_states
 
 
 class Counting:
@@ -102,3 +105,46 @@ def test_a_run_that_died_within_a_row_computes_it_again(engine: Engine, tmp_path
     with pytest.raises(ValueError, match="shorter"):
         states_of(rows, Dying(), tmp_path / "cut").of(np.array([4]))
     assert torch.equal(states_of(rows, engine, tmp_path / "cut").of(np.array([4])), expected)
+
+
+def target_head(folder: Path) -> torch.Tensor:
+    weights = load_checkpoint(folder, dtype=torch.float32).weights
+    return as_tensor(weights.get("lm_head.weight", weights["model.embed_tokens.weight"]), torch.float32)
+
+
+def test_states_teach_what_the_target_would_say_next(engine: Engine, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    rows = make_rows()
+    head = target_head(tiny_checkpoint)[:64]
+    rows = replace(rows, states=states_of(rows, engine, tmp_path))
+    batch = rows.batch(np.array([0]), torch.device("cpu"))
+    taught = taught_by_states(batch, head)
+    assert bool(taught.is_known.all())
+    for label, (row, at) in zip(taught.labels.tolist(), batch.asked.nonzero().tolist(), strict=True):
+        document = rows.documents[row]
+        text = rows.tokens[row][(document == document[at]) & (np.arange(len(document)) <= at)].tolist()
+        params = SamplingParams(max_tokens=1, logit_bias=dict.fromkeys(range(64, engine.tokenizer.vocab_size), -100.0))
+        [token_id] = engine.generate(text, params, speculation=Speculation(mode="off")).token_ids
+        assert label == token_id
+    assert torch.equal(taught.classes[:, 0], taught.labels)
+    assert bool((taught.probs.sum(1) <= 1.0001).all())
+
+
+def test_what_an_answer_recorded_stays_and_so_does_the_escape(engine: Engine, tiny_checkpoint: Path) -> None:
+    vocabulary = DraftVocabulary(range(32), has_escape=True)  # half of the tokens
+    ids, logprobs = np.array([[9, 8, 7]], np.int32), np.log(np.array([[0.5, 0.25, 0.125]])).astype(np.float16)
+    text = [5, 40, 6, 9]
+    example = Example(
+        text, np.ones(4, np.float32), np.zeros(4, np.uint8), "p", "answer", Teacher(ids, logprobs)
+    )  # fmt: skip
+    rows = pack([example], vocabulary, vocab_size=64, row_tokens=4, seed=0)
+    [states] = engine.hidden_states([text])
+    batch = replace(rows.batch(np.array([0]), torch.device("cpu")), states=states[None])
+    taught = taught_by_states(batch, target_head(tiny_checkpoint)[:32])
+    assert taught.labels[0] == 32  # token 40 is not listed
+    assert taught.is_known.tolist() == [False, True, True]
+    expected = torch.softmax(states[1] @ target_head(tiny_checkpoint)[:32].T, dim=-1)
+    assert torch.allclose(taught.probs[1], expected[taught.classes[1]], atol=1e-6)
+    assert taught.labels[1] == expected.argmax()
+    assert taught.labels[2] == 9
+    assert taught.classes[2, :3].tolist() == [9, 8, 7]
+    assert taught.probs[2, :4].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0], abs=1e-3)

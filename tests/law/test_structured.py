@@ -21,7 +21,7 @@ from paceline.records import Verdict
 from paceline.request import Request
 from paceline.sampling.distribution import to_probs
 from paceline.sampling.goodness import chi_square_p_value
-from paceline.spec.proposer import NO_DRAFT, Draft
+from paceline.spec.proposer import NO_DRAFT, Draft, StopRule
 from paceline.spec.verifier import Verifier, VerifyItem
 from tests.fakes import RuledConstraint
 from tests.law.test_distribution import DRAFTERS, START, TARGET, VOCAB_SIZE, generator, rows_after
@@ -54,7 +54,9 @@ class Scripted:
     def __init__(self, says: Any) -> None:
         self._says = says
 
-    def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
+    ) -> list[Draft]:
         drafts = []
         for request, horizon in zip(requests, horizons, strict=True):
             token_ids = self._says(request)[:horizon]

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 # Lower ends of the bins of match length.
 _BINS = (0, 1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32)
+# Lower ends of the bins of a drafter's own confidence, which take the places of those of match length.
+_CONFIDENCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 # What the newest observation leaves of the older ones.
 _SESSION_MEMORY, _ENGINE_MEMORY = 0.98, 0.998
 # Observations that the prior and the engine's estimate are worth.
@@ -40,6 +42,11 @@ class _Count:
 
     def estimate(self, prior: float, weight: float) -> float:
         return (self.accepted + weight * prior) / (self.tried + weight)
+
+
+def length_of(confidence: float) -> int:
+    """The match length whose bin stands for a drafter's confidence, 0 to 1."""
+    return _BINS[bisect_right(_CONFIDENCES, confidence) - 1]
 
 
 class Calibration:
@@ -123,7 +130,9 @@ PRIORS: dict[tuple[str, str], Sequence[float]] = {
     ("prediction", "replaced"): (0.25, 0.65, 0.70, 0.75, 0.80, 0.82, 0.84, 0.88, 0.92, 0.94, 0.95, 0.96),
     # What a grammar forces is certain, but for the way it is cut into tokens.
     ("grammar", "forced"): (0.999,) * len(_BINS),
-    # A draft model is asked before anything is known of its draft: the bins are places in the draft.
+    # A draft model's own confidence, by its bins: as if it were right about itself.
+    ("model", "confidence"): (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.96, 0.99),
+    # It is asked before anything is known of its draft: here the bins are places in the draft.
     ("model", "blind"): (0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50),
 }
 

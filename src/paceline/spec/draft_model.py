@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,11 +21,11 @@ from paceline.model.runner import HeadRunner, ModelRunner, SequenceInput
 from paceline.records import Verdict
 from paceline.request import Request
 from paceline.sampling.coupled import sample_coupled
-from paceline.sampling.distribution import argmax_lowest, to_probs
+from paceline.sampling.distribution import argmax_lowest, as_array, to_probs
 from paceline.sampling.masking import apply_masks, is_forbidden
 from paceline.sampling.penalties import TokenHistory, apply_penalties
 from paceline.sampling.sampler import sample
-from paceline.spec.proposer import NO_DRAFT, Draft
+from paceline.spec.proposer import NO_DRAFT, Draft, StopRule
 
 # Tokens of one sequence that are fed in one pass while the draft catches up with a prompt.
 _CATCH_UP_CHUNK = 512
@@ -36,13 +37,16 @@ class _Round:
 
     request: Request
     horizon: int
+    rule: StopRule | None = None
     token_ids: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
-    is_stopped: bool = False  # the draft expects a token outside its vocabulary, or may say nothing more
+    is_stopped: bool = False  # the draft expects a token outside its vocabulary, or may or should say nothing more
 
     @property
     def is_complete(self) -> bool:
-        return self.is_stopped or len(self.token_ids) == self.horizon
+        if self.is_stopped or len(self.token_ids) == self.horizon:
+            return True
+        return self.rule is not None and not self.rule.wants_more()
 
 
 class DraftModelProposer:
@@ -73,11 +77,13 @@ class DraftModelProposer:
         self._histories: dict[str, TokenHistory] = {}
         self._generators: dict[str, torch.Generator] = {}
 
-    def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
+    ) -> list[Draft]:
         """See :class:`Proposer`; with a temperature, draft_probs are what the tokens were drawn from."""
         rounds = [
-            _Round(request, min(horizon, self._context_length - request.num_tokens + 1))
-            for request, horizon in zip(requests, horizons, strict=True)
+            _Round(request, min(horizon, self._context_length - request.num_tokens + 1), rule)
+            for request, horizon, rule in zip(requests, horizons, rules or [None] * len(requests), strict=True)
         ]
         active = [item for item in rounds if item.horizon > 0]
         for item in active:
@@ -123,6 +129,9 @@ class DraftModelProposer:
     def _draw(self, item: _Round, logits: Tensor) -> None:
         """Choose the next draft token from ``logits`` [num_logits] as the target would from its own."""
         request, params = item.request, item.request.params
+        if item.rule is not None and not item.rule.keeps(_confidence(logits)):
+            item.is_stopped = True
+            return
         if self._vocabulary is None:
             row = logits[None, : self._vocab_limit]
         elif self._vocabulary.expects_outside(logits):
@@ -175,3 +184,9 @@ class DraftModelProposer:
             generator = self._generators[request.request_id] = torch.Generator()
             generator.seed()
         return generator
+
+
+def _confidence(logits: Tensor) -> float:
+    """The probability of the likeliest token, whatever the temperature; the escape counts as a token."""
+    row = as_array(logits)
+    return float(1.0 / np.exp(row - row.max()).sum())

@@ -25,6 +25,8 @@ _PRESSURE_STEP, _MAX_PRESSURE = 0.02, 20.0
 # Drafting pauses when it has lost this many plain steps in all; the pause, in tokens, doubles while it keeps losing.
 _AFFORDABLE_LOSS = 4.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512
+# Share of a plain step below which drafting that brought no draft took no time: it was lookups.
+_NOTICEABLE = 0.02
 # A pass of this many times its usual time was interrupted.
 _INTERRUPTED = 1.5
 # Share of the time that probes of a drafter that costs something may take.
@@ -105,6 +107,14 @@ class HorizonController:
         """Tokens that drafting everything gains, less the time for drafting it: for horizons that are given."""
         return sum(prospect.survivals) - self._rate(1, context) * prospect.draft_ms * len(prospect.survivals)
 
+    def pays(self, survival: float, place: int, prospect: Prospect, num_requests: int, context: float) -> bool:
+        """Whether draft token ``place`` (from 0) of a request is worth a row, and ``prospect.draft_ms``, if it survives
+        with this probability. All of ``num_requests`` are taken to draft as far."""
+        pressure, rate = self.pressure(prospect.min_acceptance), self._rate(num_requests, context)
+        before, after = (self._costs.verify_ms(num_requests * (1 + place + more), context) for more in (0, 1))
+        toll = pressure * prospect.min_acceptance + rate * (prospect.draft_ms + (after - before) / num_requests)
+        return survival * (1.0 + pressure) > toll
+
     def take_probe(self, draft_ms: float, context: float) -> int:
         """How many tokens to try with a drafter that seems not worth its cost: it may have become better. Mostly 0."""
         if self.is_paused:
@@ -135,9 +145,9 @@ class HorizonController:
         if self._tokens_to_skip > 0:
             self._tokens_to_skip -= num_tokens
             return
-        if num_drafted == 0:
-            return
         plain_step_ms = self._costs.verify_ms(num_requests, context)
+        if num_drafted == 0 and draft_ms < _NOTICEABLE * plain_step_ms:
+            return
         # A pass that something else interrupted is no loss of drafting's; a slow drafter's time is.
         usual_ms = self._costs.verify_ms(num_requests + num_drafted, context)
         pass_ms = min(milliseconds - draft_ms, _INTERRUPTED * usual_ms)

@@ -15,13 +15,16 @@ from dataclasses import dataclass, field, replace
 
 from paceline.records import Verdict
 from paceline.request import Constraint, Request
-from paceline.spec.calibration import Calibration
+from paceline.spec.calibration import Calibration, length_of
 from paceline.spec.costs import StepCosts
 from paceline.spec.horizon import HorizonController, Prospect
 from paceline.spec.proposer import NO_DRAFT, Draft, Guess, Lookup, Proposer
+from paceline.spec.stopping import CONFIDENCE, ConfidenceRule
 
 # Kind of evidence of a source that is not asked before it drafts: the place in the draft is all there is to go by.
 _BLIND = "blind"
+# A proposer that pays at all may draft so many tokens: it is stopped by its own confidence, place by place.
+_LONGEST_DRAFT = 8
 # Cost of a draft token of a source that never drafted, in plain steps.
 _UNKNOWN_COST = 0.08
 # A source named earlier drafts if it promises this share of the best: differences below it are noise.
@@ -48,6 +51,8 @@ class _State:
     option: _Option | None = None
     horizon: int = 0
     draft: Draft = NO_DRAFT
+    asked: str | None = None  # the proposer that drafted, or would not
+    rule: ConfidenceRule | None = None
     proposers_asked: set[str] = field(default_factory=set)
 
 
@@ -97,6 +102,8 @@ class Ladder:
         prospects = [state.option.prospect for state in dynamic if state.option is not None]
         for state, horizon in zip(dynamic, self.controller.choose(prospects, context), strict=True):
             state.horizon = horizon or self._probe(state, context)
+            if horizon and state.option is not None and state.option.guess is None:
+                state.horizon = min(_LONGEST_DRAFT, len(state.option.acceptances))
 
     def horizon(self, request: Request) -> int:
         """How many tokens the request should draft in this step; planned now if it was not in the plan."""
@@ -138,14 +145,11 @@ class Ladder:
         for guess in state.guesses:
             num_true, is_missed = _agreement(guess.token_ids, verdict.token_ids)
             self.calibration.observe(session, guess.source, guess.kind, guess.length, num_true, ended_in_miss=is_missed)
-        proposer = self._proposers.get(state.draft.source)
-        if proposer is not None:
-            is_missed = verdict.num_accepted < verdict.num_drafted
-            self.calibration.observe(session, proposer.name, _BLIND, 0, verdict.num_accepted, ended_in_miss=is_missed)
-            proposer.observe(request, verdict)
+        if state.asked is not None:
+            self._observe_proposer(state, session, verdict)
         if verdict.num_drafted and request.speculation.mode == "dynamic":
             self.controller.observe_round(verdict.num_drafted, verdict.num_accepted, request.speculation.min_acceptance)
-        state.guesses, state.option, state.horizon, state.draft = [], None, 0, NO_DRAFT
+        self._clear(state)
 
     def record_step(
         self, requests: Sequence[Request], num_tokens: int, num_drafted: int, *, draft_ms: float, step_ms: float
@@ -176,7 +180,7 @@ class Ladder:
         if state is None:
             state = self._states[request.request_id] = _State(request)
         speculation = request.speculation
-        state.guesses, state.option, state.horizon, state.draft = [], None, 0, NO_DRAFT
+        self._clear(state)
         state.num_tokens = request.num_tokens
         if speculation.mode == "off":
             return state
@@ -232,22 +236,70 @@ class Ladder:
         return known if known is not None else _UNKNOWN_COST * self.costs.plain_ms(context)
 
     def _ask(self, source: str, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
-        started = time.perf_counter()
-        proposed = self._proposers[source].propose(requests, horizons)
-        milliseconds = (time.perf_counter() - started) * 1e3
         states = [self._states[request.request_id] for request in requests]
+        for state, horizon in zip(states, horizons, strict=True):
+            state.asked, state.horizon = source, horizon
+            state.rule = self._stop_rule(state, len(requests), _mean_context(requests))
+        started = time.perf_counter()
+        proposed = self._proposers[source].propose(requests, horizons, [state.rule for state in states])
+        milliseconds = (time.perf_counter() - started) * 1e3
         # A request's first draft includes the model's reading of the whole prompt, which is no price of a token.
         if all(source in state.proposers_asked for state in states):
-            self.costs.observe_draft(source, max(len(draft.token_ids) for draft in proposed), milliseconds)
+            num_passes = max(
+                max(len(draft.token_ids), len(state.rule.confidences) if state.rule is not None else 0)
+                for state, draft in zip(states, proposed, strict=True)
+            )
+            self.costs.observe_draft(source, num_passes, milliseconds)
         drafts = []
         for state, draft in zip(states, proposed, strict=True):
             state.proposers_asked.add(source)
-            acceptances = state.option.acceptances[: len(draft.token_ids)] if state.option is not None else ()
+            expected: Sequence[float] = state.option.acceptances if state.option is not None else ()
+            if state.rule is not None and state.rule.acceptances:
+                expected = state.rule.acceptances
+            acceptances = expected[: len(draft.token_ids)]
             if draft.token_ids:
                 drafts.append(Draft(draft.token_ids, source, draft.draft_probs, acceptances))
             else:
                 drafts.append(NO_DRAFT)
         return drafts
+
+    def _stop_rule(self, state: _State, num_requests: int, context: float) -> ConfidenceRule | None:
+        """Ends a dynamic draft where its confidence says so; a static one has the length that was asked for."""
+        if state.request.speculation.mode != "dynamic" or state.option is None:
+            return None
+        return ConfidenceRule(
+            self.calibration,
+            self.controller,
+            session=_session(state.request),
+            source=state.option.source,
+            prospect=state.option.prospect,
+            places=state.option.acceptances,
+            num_requests=num_requests,
+            context=context,
+        )
+
+    def _observe_proposer(self, state: _State, session: str, verdict: Verdict) -> None:
+        """By place, where a draft that ended early has missed what was planned; and by the drafter's confidence."""
+        assert state.asked is not None
+        num_accepted, is_missed = verdict.num_accepted, verdict.num_accepted < verdict.num_drafted
+        is_short = verdict.num_drafted < state.horizon
+        self.calibration.observe(
+            session, state.asked, _BLIND, 0, num_accepted, ended_in_miss=is_missed or is_short
+        )  # fmt: skip
+        if state.rule is not None:
+            for place, confidence in enumerate(state.rule.confidences[: num_accepted + is_missed]):
+                is_accepted = place < num_accepted
+                self.calibration.observe(
+                    session, state.asked, CONFIDENCE, length_of(confidence), int(is_accepted),
+                    ended_in_miss=not is_accepted,
+                )  # fmt: skip
+        if verdict.num_drafted:
+            self._proposers[state.asked].observe(state.request, verdict)
+
+    @staticmethod
+    def _clear(state: _State) -> None:
+        state.guesses, state.option, state.horizon, state.draft = [], None, 0, NO_DRAFT
+        state.asked = state.rule = None
 
 
 def _lawful(guess: Guess, constraint: Constraint) -> Guess | None:

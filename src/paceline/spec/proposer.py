@@ -45,6 +45,19 @@ class Guess:
     length: int
 
 
+class StopRule(Protocol):
+    """Whether one draft goes on. A proposer asks before it draws each token: no answer looks at that token (law 4)."""
+
+    def keeps(self, confidence: float) -> bool:
+        """Whether the next token is worth verifying; asked once for each place, in order.
+
+        ``confidence`` is the probability that the drafter gives the likeliest next token.
+        """
+
+    def wants_more(self) -> bool:
+        """Whether, with the tokens kept so far, another is worth the time of drafting it."""
+
+
 class Proposer(Protocol):
     """A source of drafts."""
 
@@ -52,8 +65,12 @@ class Proposer(Protocol):
     def name(self) -> str:
         """The source as named in settings, events and metrics."""
 
-    def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
+    ) -> list[Draft]:
         """One draft per request, of at most ``horizons[i]`` tokens; empty where it has nothing to say.
+
+        ``rules``, one per request if there are any, may end a draft sooner.
 
         Whether to draft at all may depend only on what stands before the draft, never on a sampled draft token: that
         would change the distribution it was drawn from.

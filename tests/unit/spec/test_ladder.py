@@ -13,7 +13,7 @@ from paceline.request import Request, SamplingParams, Speculation, SpeculationMo
 from paceline.spec import ladder as ladder_module
 from paceline.spec.forced import GrammarLookup
 from paceline.spec.ladder import Ladder
-from paceline.spec.proposer import NO_DRAFT, Draft, Guess
+from paceline.spec.proposer import NO_DRAFT, Draft, Guess, StopRule
 from tests.fakes import RuledConstraint
 
 
@@ -64,7 +64,9 @@ class FakeModel:
         self.observed: list[str] = []
         self.released: list[str] = []
 
-    def propose(self, requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
+    ) -> list[Draft]:
         self.asked += zip((request.request_id for request in requests), horizons, strict=True)
         self.clock.now += self.ms_per_token * max(horizons) / 1e3
         return [

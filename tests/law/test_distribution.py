@@ -416,3 +416,20 @@ def test_dropping_by_what_was_sampled_is_exact_when_no_probabilities_are_reporte
 
     outcome = generate_pairs(target_probs, DRAFTERS["its own model"], 2, seed=53, verify=safe)
     assert_is_target(outcome, target_probs)
+
+
+def test_stopping_for_the_drafts_own_confidence_is_exact():
+    """Like `ConfidenceRule`: whether a token is drawn depends on the distribution that it would be drawn from."""
+
+    def stopping(target_probs, draft_token_ids, draft_probs, coins):
+        is_sure = [bool(row.max() >= 0.35) for row in draft_probs]
+        num_kept = is_sure.index(False) if False in is_sure else len(is_sure)
+        num_kept_of.append(num_kept)
+        return verify_sampled(target_probs[: num_kept + 1], draft_token_ids[:num_kept], draft_probs[:num_kept], coins)
+
+    num_kept_of: list[int] = []
+    target_probs = to_probs(TARGET, PLAIN)
+    outcome = generate_pairs(target_probs, DRAFTERS["its own model"], 2, seed=54, verify=stopping)
+    assert_is_target(outcome, target_probs)
+    assert {1, 2} & set(num_kept_of)
+    assert len(set(num_kept_of)) > 1  # some drafts end early, by what was drawn before

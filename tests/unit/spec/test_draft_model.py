@@ -312,3 +312,32 @@ def test_a_draft_that_may_not_begin_is_none() -> None:
     request = desk.admit(PROMPT)
     request.constraint = RuledConstraint(lambda output: (40,))  # a token the draft does not have
     assert desk.proposer.propose([request], [4]) == [NO_DRAFT]
+
+
+class ScriptedRule:
+    """Keeps ``num_kept`` tokens and wants ``num_wanted``; notes what it was asked."""
+
+    def __init__(self, num_kept: int, num_wanted: int) -> None:
+        self.num_kept, self.num_wanted = num_kept, num_wanted
+        self.confidences: list[float] = []
+
+    def keeps(self, confidence: float) -> bool:
+        self.confidences.append(confidence)
+        return len(self.confidences) <= self.num_kept
+
+    def wants_more(self) -> bool:
+        return len(self.confidences) < self.num_wanted
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "num_wanted", "num_drafted", "num_asked"), [(9, 9, 4, 4), (2, 9, 2, 3), (9, 3, 3, 3), (0, 9, 0, 1)]
+)
+def test_a_rule_ends_a_draft(num_kept: int, num_wanted: int, num_drafted: int, num_asked: int) -> None:
+    desk = Desk()
+    request, rule = desk.admit(PROMPT), ScriptedRule(num_kept, num_wanted)
+    other = desk.admit(PROMPT, name="without a rule")
+    drafts = desk.proposer.propose([request, other], [4, 4], [rule, None])
+    assert list(drafts[0].token_ids) == continuation(PROMPT, 4)[:num_drafted]
+    assert list(drafts[1].token_ids) == continuation(PROMPT, 4)
+    assert len(rule.confidences) == num_asked
+    assert all(0.0 < confidence <= 1.0 for confidence in rule.confidences)

@@ -315,3 +315,55 @@ def test_what_is_forced_is_drafted_first(clock: Clock) -> None:
     item = request(drafters=("suffix",), mode="static")
     item.constraint = RuledConstraint(lambda output: (4 + len(output),))
     assert draft(ladder, [item]) == [("suffix", [4, 5])]  # only those that are named draft
+
+
+class UnsureModel(FakeModel):
+    """Asks its rule before each token, with the confidences it is given."""
+
+    confidences: Sequence[float] = ()
+
+    def propose(
+        self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
+    ) -> list[Draft]:
+        drafts = []
+        for whole, rule in zip(super().propose(requests, horizons), rules, strict=True):
+            kept: list[int] = []
+            for token_id, confidence in zip(whole.token_ids, self.confidences, strict=False):
+                if rule is not None and ((kept and not rule.wants_more()) or not rule.keeps(confidence)):
+                    break
+                kept.append(token_id)
+            drafts.append(Draft(kept, self.name) if kept else NO_DRAFT)
+        return drafts
+
+
+def test_a_model_stops_where_it_is_unsure_and_expects_what_its_confidence_was_worth(clock: Clock) -> None:
+    model = UnsureModel(clock, {"a": [7] * 8}, ms_per_token=0.01)
+    model.confidences = [0.99, 0.99, 0.01, 0.99]
+    ladder, item = Ladder([], [model]), request()
+    assert draft(ladder, [item]) == [("model", [7, 7])]
+    before = ladder.calibration.acceptances("a", "model", "blind", 0, 8)
+    commit(ladder, item, 2, 2, [7, 7, 5])
+    after = ladder.calibration.acceptances("a", "model", "blind", 0, 8)
+    assert after[0] > before[0]
+    assert after[1] > before[1]
+    assert after[2] < before[2]  # it was planned, and did not come
+    assert after[3:] == before[3:]
+
+
+def test_a_static_draft_is_not_stopped(clock: Clock) -> None:
+    model = UnsureModel(clock, {"a": [7] * 8})
+    model.confidences = [0.01] * 8
+    assert draft(Ladder([], [model]), [request(mode="static", max_tokens=5)]) == [("model", [7] * 5)]
+
+
+def test_a_model_that_is_never_sure_is_asked_less_and_less(clock: Clock) -> None:
+    model = UnsureModel(clock, {"a": [7] * 8})
+    model.confidences = [0.01] * 8
+    ladder, item = Ladder([], [model]), request()
+    for _ in range(300):
+        asked = len(model.asked)
+        clock.now += 10e-3
+        draft(ladder, [item])
+        commit(ladder, item, 0, 0, [5])
+        ladder.record_step([item], 1, 0, draft_ms=1.0 * (len(model.asked) - asked), step_ms=10.0)
+    assert len(model.asked) < 100

@@ -294,7 +294,16 @@ class TrainingRun:
             files_sha256(self._held_out_files),
             vocabulary_sha256(self._target.tokenizer),
             str(self._sources.start),
-            json.dumps([recipe.syntax, recipe.num_answers, recipe.row_tokens, recipe.shape.vocab_size, recipe.seed]),
+            json.dumps(
+                [
+                    recipe.kind,
+                    recipe.syntax,
+                    recipe.num_answers,
+                    recipe.row_tokens,
+                    recipe.shape.vocab_size,
+                    recipe.seed,
+                ]
+            ),
             str(missing),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

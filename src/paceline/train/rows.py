@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,6 +44,8 @@ def make_rows(
     # A head learns from every token, by the target's states.
     prompt_weight = _PROMPT_WEIGHT if recipe.kind == "head" else 0.0
     taught = [taught_example(answer, tokenizer, recipe, prompt_weight) for answer in answers]
+    if recipe.kind == "head" and taught:
+        examples = _as_many_tokens(examples, sum(len(example.token_ids) for example in taught), recipe.seed)
     unseen = [taught_example(answer, tokenizer, recipe) for answer in held_out]
     written = [
         example.token_ids[-len(example.teacher.token_ids) :] for example in taught if example.teacher is not None
@@ -87,6 +90,20 @@ def taught_example(answer: Answer, tokenizer: Tokenizer, recipe: Recipe, prompt_
         f"answer: {answer.kind}",
         Teacher(answer.top_ids[kept], answer.top_logprobs[kept]),
     )
+
+
+def _as_many_tokens(examples: list[Example], num_tokens: int, seed: int) -> list[Example]:
+    """Some of the examples, about as long together as the answers with their prompts.
+
+    A head reads states that cost as much as its training: source code must not crowd out what it will be asked for.
+    """
+    chosen: list[Example] = []
+    for index in random.Random(seed).sample(range(len(examples)), len(examples)):
+        if num_tokens <= 0:
+            break
+        chosen.append(examples[index])
+        num_tokens -= len(examples[index].token_ids)
+    return chosen
 
 
 def _coverage(vocabulary: DraftVocabulary, texts: Iterable[Iterable[int]]) -> float:

@@ -16,7 +16,7 @@ from paceline.loader.draft import PROJECTION, STATE_PROJECTION
 from paceline.train.dataset import Batch, RowSet, row_order
 from paceline.train.network import ATTENTION_OUTPUT, MLP_OUTPUT, DraftNetwork, inverse, of_the_token_before, visible
 
-_ROWS = 128
+_ROWS = 256
 _ROWS_AT_ONCE = 8
 _RIDGE = 1e-3  # of the mean square of the inputs
 _SMALLEST_UNIT = 0.1

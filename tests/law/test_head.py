@@ -50,8 +50,8 @@ def witness(engine: Engine) -> Iterator[list[Proposal]]:
     proposals: list[Proposal] = []
     propose = proposer.propose
 
-    def watched(requests: Sequence[Request], horizons: Sequence[int]) -> list[Draft]:
-        drafts: list[Draft] = propose(requests, horizons)
+    def watched(requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[Any] = ()) -> list[Draft]:
+        drafts: list[Draft] = propose(requests, horizons, rules)
         for request, draft in zip(requests, drafts, strict=True):
             proposals.append(Proposal(list(request.token_ids), request.params, draft))
             assert request.num_draft_computed_tokens <= request.num_tokens, "drafted tokens are not computed ones"

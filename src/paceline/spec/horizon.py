@@ -25,8 +25,6 @@ _PRESSURE_STEP, _MAX_PRESSURE = 0.02, 20.0
 # Drafting pauses when it has lost this many plain steps in all; the pause, in tokens, doubles while it keeps losing.
 _AFFORDABLE_LOSS = 4.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 512
-# Share of a plain step below which drafting that brought no draft took no time: it was lookups.
-_NOTICEABLE = 0.02
 # A pass of this many times its usual time was interrupted.
 _INTERRUPTED = 1.5
 # Share of the time that probes of a drafter that costs something may take.
@@ -134,10 +132,12 @@ class HorizonController:
         milliseconds: float,
         context: float,
         draft_ms: float = 0.0,
+        *,
+        has_tried: bool = False,
     ) -> None:
         """A step of ``num_requests`` decoding requests took so long and yielded ``num_tokens``.
 
-        ``draft_ms`` of the time went into drafting.
+        ``draft_ms`` of the time went into drafting. With ``has_tried`` a model was asked, even if it drafted nothing.
         """
         self._tokens = _RATE_MEMORY * self._tokens + num_tokens
         self._ms = _RATE_MEMORY * self._ms + milliseconds
@@ -145,9 +145,9 @@ class HorizonController:
         if self._tokens_to_skip > 0:
             self._tokens_to_skip -= num_tokens
             return
-        plain_step_ms = self._costs.verify_ms(num_requests, context)
-        if num_drafted == 0 and draft_ms < _NOTICEABLE * plain_step_ms:
+        if num_drafted == 0 and not has_tried:
             return
+        plain_step_ms = self._costs.verify_ms(num_requests, context)
         # A pass that something else interrupted is no loss of drafting's; a slow drafter's time is.
         usual_ms = self._costs.verify_ms(num_requests + num_drafted, context)
         pass_ms = min(milliseconds - draft_ms, _INTERRUPTED * usual_ms)

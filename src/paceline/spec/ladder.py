@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from paceline.records import Verdict
 from paceline.request import Constraint, Request
-from paceline.spec.calibration import Calibration, length_of
+from paceline.spec.calibration import Calibration
 from paceline.spec.costs import StepCosts
 from paceline.spec.horizon import HorizonController, Prospect
 from paceline.spec.proposer import NO_DRAFT, Draft, Guess, Lookup, Proposer
-from paceline.spec.stopping import CONFIDENCE, ConfidenceRule
+from paceline.spec.stopping import ConfidenceRule
 
 # Kind of evidence of a source that is not asked before it drafts: the place in the draft is all there is to go by.
 _BLIND = "blind"
@@ -81,6 +81,7 @@ class Ladder:
         self._lookups = {lookup.name: lookup for lookup in lookups}
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._states: dict[str, _State] = {}
+        self._has_asked = False  # a proposer, in this step
 
     @property
     def sources(self) -> list[str]:
@@ -89,6 +90,7 @@ class Ladder:
 
     def plan(self, requests: Sequence[Request]) -> None:
         """Choose source and horizon for each of the requests that decode in this step: one budget over the batch."""
+        self._has_asked = False
         states = [self._look_around(request) for request in requests]
         context = _mean_context(requests)
         dynamic = []
@@ -156,7 +158,9 @@ class Ladder:
     ) -> None:
         """A step in which all of ``requests`` decoded: what it yielded and what it took, drafting included."""
         context = _mean_context(requests)
-        self.controller.observe_step(len(requests), num_tokens, num_drafted, step_ms, context, draft_ms)
+        self.controller.observe_step(
+            len(requests), num_tokens, num_drafted, step_ms, context, draft_ms, has_tried=self._has_asked
+        )
         self.costs.observe_pass(len(requests) + num_drafted, context, step_ms - draft_ms)
 
     def release(self, request: Request) -> None:
@@ -240,25 +244,23 @@ class Ladder:
         for state, horizon in zip(states, horizons, strict=True):
             state.asked, state.horizon = source, horizon
             state.rule = self._stop_rule(state, len(requests), _mean_context(requests))
+        self._has_asked = True
         started = time.perf_counter()
         proposed = self._proposers[source].propose(requests, horizons, [state.rule for state in states])
         milliseconds = (time.perf_counter() - started) * 1e3
         # A request's first draft includes the model's reading of the whole prompt, which is no price of a token.
         if all(source in state.proposers_asked for state in states):
-            num_passes = max(
-                max(len(draft.token_ids), len(state.rule.confidences) if state.rule is not None else 0)
-                for state, draft in zip(states, proposed, strict=True)
-            )
-            self.costs.observe_draft(source, num_passes, milliseconds)
+            # The last pass of a draft that was stopped gave no token.
+            passes = [len(draft.token_ids) for draft in proposed]
+            passes += [len(state.rule.confidences) for state in states if state.rule is not None]
+            self.costs.observe_draft(source, max(passes), milliseconds)
         drafts = []
         for state, draft in zip(states, proposed, strict=True):
             state.proposers_asked.add(source)
-            expected: Sequence[float] = state.option.acceptances if state.option is not None else ()
-            if state.rule is not None and state.rule.acceptances:
-                expected = state.rule.acceptances
-            acceptances = expected[: len(draft.token_ids)]
+            by_place: Sequence[float] = state.option.acceptances if state.option is not None else ()
+            expected = (state.rule.acceptances if state.rule is not None else ()) or by_place
             if draft.token_ids:
-                drafts.append(Draft(draft.token_ids, source, draft.draft_probs, acceptances))
+                drafts.append(Draft(draft.token_ids, source, draft.draft_probs, expected[: len(draft.token_ids)]))
             else:
                 drafts.append(NO_DRAFT)
         return drafts
@@ -283,16 +285,9 @@ class Ladder:
         assert state.asked is not None
         num_accepted, is_missed = verdict.num_accepted, verdict.num_accepted < verdict.num_drafted
         is_short = verdict.num_drafted < state.horizon
-        self.calibration.observe(
-            session, state.asked, _BLIND, 0, num_accepted, ended_in_miss=is_missed or is_short
-        )  # fmt: skip
+        self.calibration.observe(session, state.asked, _BLIND, 0, num_accepted, ended_in_miss=is_missed or is_short)
         if state.rule is not None:
-            for place, confidence in enumerate(state.rule.confidences[: num_accepted + is_missed]):
-                is_accepted = place < num_accepted
-                self.calibration.observe(
-                    session, state.asked, CONFIDENCE, length_of(confidence), int(is_accepted),
-                    ended_in_miss=not is_accepted,
-                )  # fmt: skip
+            state.rule.observe(num_accepted, ended_in_miss=is_missed)
         if verdict.num_drafted:
             self._proposers[state.asked].observe(state.request, verdict)
 

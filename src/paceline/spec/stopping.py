@@ -8,7 +8,7 @@ from paceline.spec.calibration import Calibration, length_of
 from paceline.spec.horizon import HorizonController, Prospect
 
 # Kind of evidence: the probability that the drafter gives its likeliest next token.
-CONFIDENCE = "confidence"
+_CONFIDENCE = "confidence"
 
 
 class ConfidenceRule:
@@ -48,9 +48,8 @@ class ConfidenceRule:
 
     def keeps(self, confidence: float) -> bool:
         """See :class:`StopRule`."""
-        [acceptance] = self._calibration.acceptances(
-            self._session, self._source, CONFIDENCE, length_of(confidence), 1
-        )  # fmt: skip
+        length = length_of(confidence)
+        [acceptance] = self._calibration.acceptances(self._session, self._source, _CONFIDENCE, length, 1)
         self.confidences.append(confidence)
         self.acceptances.append(acceptance)
         self._survival *= acceptance
@@ -62,6 +61,15 @@ class ConfidenceRule:
         if place >= len(self._places):
             return False
         return self._pays(self._survival * self._places[place], place, self._prospect)
+
+    def observe(self, num_accepted: int, *, ended_in_miss: bool) -> None:
+        """The first ``num_accepted`` tokens were accepted; the next one was not, or was never judged."""
+        for place, confidence in enumerate(self.confidences[: num_accepted + ended_in_miss]):
+            is_accepted = place < num_accepted
+            self._calibration.observe(
+                self._session, self._source, _CONFIDENCE, length_of(confidence), int(is_accepted),
+                ended_in_miss=not is_accepted,
+            )  # fmt: skip
 
     def _pays(self, survival: float, place: int, prospect: Prospect) -> bool:
         return self._controller.pays(survival, place, prospect, self._num_requests, self._context)

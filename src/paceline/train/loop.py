@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.errors import TrainingError
 from paceline.train.dataset import Batch, RowSet, row_order
 from paceline.train.evaluation import Acceptance, evaluate
-from paceline.train.losses import position_losses
+from paceline.train.losses import LOGIT_ROWS, position_losses
 from paceline.train.network import DraftNetwork
 from paceline.train.recipe import Recipe
 from paceline.train.states import taught_by_states
@@ -30,7 +30,6 @@ _FINAL_RATE = 0.02  # of the peak
 _FIRST_STEPS = 40  # rise to the peak however short the run is: until then the optimiser knows no gradient's size
 _STAGE_SHARES = {"ce": 1.0, "kl": 2.0, "lk": 1.0}
 _LATER_WEIGHT = 0.8  # of an unrolled step against the one before: fewer drafts get that far
-_HEAD_ROWS = 1024  # logits computed at once: they must not leave the cache
 _EVALUATIONS = 10
 _EVALUATION_ROWS = 48  # of a model; a head goes through each several times
 
@@ -154,8 +153,8 @@ class Trainer:
         leaf = hidden.detach().requires_grad_()
         total = 0.0
         scale = 1 / weights.sum().clamp_min(1e-6)
-        for start in range(0, leaf.shape[0], _HEAD_ROWS):
-            part = slice(start, start + _HEAD_ROWS)
+        for start in range(0, leaf.shape[0], LOGIT_ROWS):
+            part = slice(start, start + LOGIT_ROWS)
             with self._precision():
                 logits = self._network.logits(leaf[part])
             losses = position_losses(logits.float(), targets.part(part), stage)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import Tensor
 
+LOGIT_ROWS = 1024  # computed at once: logits must not leave the cache
 _TINY = 1e-6
 
 

@@ -178,6 +178,11 @@ def last_layer(target: Checkpoint) -> dict[str, Tensor]:
     return {ours: as_tensor(target.weights[name], torch.float32) for ours, name in kept.items()}
 
 
+def head_rows(weights: Mapping[str, Tensor], table: Tensor, token_ids: Tensor) -> Tensor:
+    """The rows of the target's head for some tokens: a matrix of `last_layer`'s weights, or else the embedding."""
+    return weights.get("lm_head.weight", table)[token_ids]
+
+
 @torch.no_grad()
 def initialise_from_target(
     network: DraftNetwork, weights: Mapping[str, Tensor], table: Tensor, token_ids: Tensor
@@ -190,7 +195,6 @@ def initialise_from_target(
     hidden_size] is the target's embedding and, where ``weights`` names no other, its head. The state enters without the
     final norm's scale, the embedding as large as the state.
     """
-    head = weights.get("lm_head.weight", table)[token_ids]
     norm = weights["model.norm.weight"].float()
     parameters = network.weights
     for name, tensor in weights.items():
@@ -198,7 +202,7 @@ def initialise_from_target(
             parameters[_key(name)].copy_(tensor)
     for name in ("lm_head.weight", f"model.layers.0.{ATTENTION_OUTPUT}", f"model.layers.0.{MLP_OUTPUT}"):
         parameters[_key(name)].zero_()
-    parameters[_key("lm_head.weight")][: len(token_ids)].copy_(head)
+    parameters[_key("lm_head.weight")][: len(token_ids)].copy_(head_rows(weights, table, token_ids))
     parameters[_key(STATE_PROJECTION)].copy_(torch.diag(inverse(norm)))
     parameters[_key(PROJECTION)].copy_(torch.eye(table.shape[1]) / table.float().std().clamp_min(1e-8))
 

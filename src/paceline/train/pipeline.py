@@ -31,7 +31,13 @@ from paceline.train.export import draft_config, export_draft
 from paceline.train.head_start import fit_to_states
 from paceline.train.loop import Progress, Trainer, has_fast_bf16
 from paceline.train.near_duplicates import HeldOutTexts, NearDuplicates
-from paceline.train.network import DraftNetwork, initialise_from_embedding, initialise_from_target, last_layer
+from paceline.train.network import (
+    DraftNetwork,
+    head_rows,
+    initialise_from_embedding,
+    initialise_from_target,
+    last_layer,
+)
 from paceline.train.prompts import Prompt, make_prompts
 from paceline.train.provenance import environment, files_sha256, packages_and_licences
 from paceline.train.recipe import DraftShape, Recipe
@@ -185,14 +191,17 @@ class TrainingRun:
         config = draft_config(recipe.kind, recipe.shape, self._target.config, self._rows.vocabulary)
         network = DraftNetwork(config, self._table.shape[1], recipe.row_tokens)
         path = self._work / "checkpoint.pt"
+        token_ids, target_head = self._rows.vocabulary.token_ids, None
+        if recipe.kind == "head":
+            target_head = head_rows(self._last_layer, self._table, token_ids).to(self._table.dtype)
         if self._sources.start is not None:
             network.load_tensors({name: t.float() for name, t in _weights(self._sources.start).items()})
         elif recipe.kind == "head":
-            initialise_from_target(network, self._last_layer, self._table, self._rows.vocabulary.token_ids)
+            initialise_from_target(network, self._last_layer, self._table, token_ids)
             if not path.is_file():  # weights of a checkpoint take the place of all others
                 fit_to_states(network, self._table, self._rows, window=recipe.shape.window, seed=recipe.seed)
         else:
-            initialise_from_embedding(network, self._table, self._rows.vocabulary.token_ids)
+            initialise_from_embedding(network, self._table, token_ids)
         self._trainer = Trainer(
             network,
             self._table,
@@ -201,7 +210,7 @@ class TrainingRun:
             recipe,
             device=self._device,
             path=path,
-            target_head=self._target_head() if recipe.kind == "head" else None,
+            target_head=target_head,
             data_sha256=self._facts["data_sha256"],
         )
         self._network = network
@@ -246,12 +255,6 @@ class TrainingRun:
             window=self.recipe.shape.window, device=self._device,
         )  # fmt: skip
 
-    def _target_head(self) -> Tensor:
-        """The target's head, for the tokens that the draft speaks."""
-        assert self._rows is not None
-        head = self._last_layer.get("lm_head.weight", self._table)
-        return head.to(self._table.dtype)[self._rows.vocabulary.token_ids]
-
     def _with_states(self, rows: RowSet, make_engine: Callable[[], Engine], name: str) -> RowSet:
         """Rows that know the target's hidden states; those of other data are deleted."""
         path = self._work / f"{name}-{self._facts['data_sha256'][:16]}.states"
@@ -289,21 +292,13 @@ class TrainingRun:
     def _data_key(self) -> str:
         recipe = self.recipe
         missing = sum(len(self._store.missing(prompts)) for prompts in (self._prompts, self._held_out_prompts))
+        sizes = [recipe.num_answers, recipe.row_tokens, recipe.shape.vocab_size]
         parts = [
             self._facts["files_sha256"],
             files_sha256(self._held_out_files),
             vocabulary_sha256(self._target.tokenizer),
             str(self._sources.start),
-            json.dumps(
-                [
-                    recipe.kind,
-                    recipe.syntax,
-                    recipe.num_answers,
-                    recipe.row_tokens,
-                    recipe.shape.vocab_size,
-                    recipe.seed,
-                ]
-            ),
+            json.dumps([recipe.kind, recipe.syntax, *sizes, recipe.seed]),
             str(missing),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -83,7 +83,8 @@ class Recipe:
             ``completion`` of a node from what stands before it; ``continuation`` after an edit; ``edits`` in the
             shapes that agents emit; ``roles`` weigh the loss by what a token is.
         losses: one after the other: cross entropy on labels, divergence from the target's distribution, logarithm of
-            the acceptance rate (LK). Where the target's probabilities are not known, cross entropy stays.
+            the acceptance rate (LK). Where the target's probabilities are not known, cross entropy stays; for a head
+            that is where an unlisted token follows, for the target's states tell the rest.
         num_answers: how many prompts the target is asked.
         corpus_tokens: how many tokens of source code are used at most, before the examples made of it.
         steps: how many optimiser steps; None: as many as ``minutes`` allow.

@@ -44,13 +44,13 @@ def make_rows(
     # A head learns from every token, by the target's states.
     prompt_weight = _PROMPT_WEIGHT if recipe.kind == "head" else 0.0
     taught = [taught_example(answer, tokenizer, recipe, prompt_weight) for answer in answers]
-    if recipe.kind == "head" and taught:
-        examples = _as_many_tokens(examples, sum(len(example.token_ids) for example in taught), recipe.seed)
     unseen = [taught_example(answer, tokenizer, recipe) for answer in held_out]
     written = [
         example.token_ids[-len(example.teacher.token_ids) :] for example in taught if example.teacher is not None
     ]
     sources = [example.token_ids for example in examples if example.kind == "window"]
+    if recipe.kind == "head" and taught:
+        examples = _as_many_tokens(examples, sum(len(example.token_ids) for example in taught), recipe.seed)
     vocabulary = vocabulary or choose_vocabulary(tokenizer, recipe.shape.vocab_size, answers=written, sources=sources)
     facts = {
         "examples": kinds_of([*examples, *taught]),

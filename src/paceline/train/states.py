@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import Tensor
 
 from paceline.engine.engine import Engine
 from paceline.train.dataset import Batch, RowSet
 from paceline.train.distill import NUM_TOP
-from paceline.train.losses import Targets
-
-_ROWS_AT_ONCE = 1024  # of logits: they must not leave the cache
+from paceline.train.losses import LOGIT_ROWS, Targets
 
 
 class TargetStates:
@@ -97,8 +96,8 @@ def taught_by_states(batch: Batch, head: Tensor) -> Targets:
     num_top = min(NUM_TOP, len(head))
     missing = max(0, num_top - targets.classes.shape[1])
     labels = targets.labels.clone()
-    classes, probs = (torch.nn.functional.pad(values, (0, missing)) for values in (targets.classes, targets.probs))
-    for rows in torch.split(is_taught.nonzero()[:, 0], _ROWS_AT_ONCE):
+    classes, probs = (F.pad(values, (0, missing)) for values in (targets.classes, targets.probs))
+    for rows in torch.split(is_taught.nonzero()[:, 0], LOGIT_ROWS):
         top = torch.softmax(states[rows].to(head.dtype) @ head.T, dim=-1).float().topk(num_top)
         classes[rows, :num_top], probs[rows, :num_top] = top.indices, top.values
         labels[rows] = top.indices[:, 0]

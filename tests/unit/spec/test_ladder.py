@@ -356,6 +356,15 @@ def test_a_static_draft_is_not_stopped(clock: Clock) -> None:
     assert draft(Ladder([], [model]), [request(mode="static", max_tokens=5)]) == [("model", [7] * 5)]
 
 
+def test_lookups_that_know_nothing_lead_to_no_pause(clock: Clock) -> None:
+    ladder, item = Ladder([FakeLookup("suffix", {}, length=3)]), request()
+    for _ in range(300):
+        draft(ladder, [item])
+        commit(ladder, item, 0, 0, [5])
+        ladder.record_step([item], 1, 0, draft_ms=0.3, step_ms=10.3)
+        assert not ladder.controller.is_paused
+
+
 def test_a_model_that_is_never_sure_is_asked_less_and_less(clock: Clock) -> None:
     model = UnsureModel(clock, {"a": [7] * 8})
     model.confidences = [0.01] * 8

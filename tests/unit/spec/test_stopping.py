@@ -7,7 +7,7 @@ import pytest
 from paceline.spec.calibration import Calibration, length_of
 from paceline.spec.costs import StepCosts
 from paceline.spec.horizon import HorizonController, Prospect
-from paceline.spec.stopping import CONFIDENCE, ConfidenceRule
+from paceline.spec.stopping import ConfidenceRule
 
 PLACES = [0.6] * 8
 
@@ -47,7 +47,7 @@ def test_a_sure_draft_goes_on_and_an_unsure_one_ends() -> None:
 def test_what_a_confidence_is_worth_is_learnt() -> None:
     calibration = Calibration()
     for _ in range(200):
-        calibration.observe("s", "model", CONFIDENCE, length_of(0.99), 0, ended_in_miss=True)
+        calibration.observe("s", "model", "confidence", length_of(0.99), 0, ended_in_miss=True)
     rule = make_rule(calibration)
     assert draft(rule, [0.99] * 8) == 0
     [acceptance] = rule.acceptances

@@ -110,7 +110,7 @@ Decoder::Decoder(Shape shape, std::shared_ptr<const Weight> embedding, LinearLay
       sin_(std::move(sin)) {}
 
 void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids,
-                      const float* states, const Batch& batch, float* hidden) {
+                      const float* states, const Batch& batch, float* hidden, bool kv_only) {
   const std::lock_guard<std::mutex> lock(one_caller_);
   const int hidden_size = shape_.hidden_size, inner = shape_.intermediate_size, head_dim = shape_.head_dim;
   const int q_size = shape_.num_heads * head_dim, kv_size = shape_.num_kv_heads * head_dim;
@@ -196,6 +196,7 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
       norm_rows(layer.attention_norm, normed);
       multiply(layer.qkv, normed, qkv, qkv_size, false);
       rotate_and_write_rows(layer, kv);
+      if (kv_only && l + 1 == static_cast<int>(layers_.size())) return;
       plan.attend(kernels, *stage++, kv, qkv, qkv_size, layer.window);
       const Rows attended = rows_for(*layer.output.weight, num_rows, rows_);
       merge_rows(attended);

@@ -102,9 +102,10 @@ class Decoder {
           std::vector<Layer> layers, std::vector<float> norm, std::vector<float> cos, std::vector<float> sin);
 
   // Hidden states after the final norm, [num_tokens, hidden_size]; K/V of the tokens are written to `store`. `states`
-  // [num_tokens, state_size()] are read where there is a state projection.
+  // [num_tokens, state_size()] are read where there is a state projection. With `kv_only` the pass ends with the last
+  // layer's K/V, and `hidden` is scratch.
   void forward(const Kernels& kernels, Threads& threads, KVStore& store, const int64_t* token_ids, const float* states,
-               const Batch& batch, float* hidden);
+               const Batch& batch, float* hidden, bool kv_only);
 
   // Width of the states that forward takes; 0: none.
   int state_size() const { return state_projection_.weight ? state_projection_.weight->panels().num_inputs : 0; }

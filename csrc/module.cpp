@@ -204,7 +204,7 @@ class Runtime {
   void forward(Decoder& decoder, KVStore& store, Array<const int64_t, 1> token_ids, Array<const int64_t, 1> positions,
                Array<const int64_t, 1> slots, Array<const int32_t, 2> sequences,
                Array<const int32_t, 2> block_tables, int block_size,
-               const std::optional<Array<const float, 2>>& states, Array<float, 2> hidden) {
+               const std::optional<Array<const float, 2>>& states, Array<float, 2> hidden, bool kv_only) {
     const Batch batch = make_batch(static_cast<int>(token_ids.shape(0)), positions.data(), slots.data(), sequences,
                                    block_tables, block_size, store);
     require(positions.shape(0) == token_ids.shape(0) && slots.shape(0) == token_ids.shape(0) &&
@@ -218,7 +218,8 @@ class Runtime {
                              static_cast<int>(states->shape(1)) == decoder.state_size())),
             "states must be [tokens, state size], for a decoder with a state size");
     const nb::gil_scoped_release release;
-    decoder.forward(*kernels_, threads_, store, token_ids.data(), states ? states->data() : nullptr, batch, hidden.data());
+    decoder.forward(*kernels_, threads_, store, token_ids.data(), states ? states->data() : nullptr, batch, hidden.data(),
+                    kv_only);
   }
 
   int64_t read_weights(const Decoder& decoder) {
@@ -316,7 +317,7 @@ NB_MODULE(_kernels, m) {
       .def("attention", &Runtime::attention, "store"_a, "layer"_a, "sequences"_a, "block_tables"_a, "block_size"_a,
            "window"_a, "q"_a, "out"_a)
       .def("forward", &Runtime::forward, "decoder"_a, "store"_a, "token_ids"_a, "positions"_a, "slots"_a,
-           "sequences"_a, "block_tables"_a, "block_size"_a, "states"_a.none(), "hidden"_a)
+           "sequences"_a, "block_tables"_a, "block_size"_a, "states"_a.none(), "hidden"_a, "kv_only"_a)
       .def("read_weights", &Runtime::read_weights, "decoder"_a);
 }
 

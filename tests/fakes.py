@@ -20,10 +20,11 @@ class FakeModel:
     """Remembers tokens by slot, as a K/V store does, and answers from the prefix it finds there.
 
     So an answer is right only if every slot of the prefix was written, by nobody else since, and is read through the
-    right table.
+    right table. With a ``reach`` an answer depends on so many newest tokens, and those before them may be missing.
     """
 
-    def __init__(self, *, block_size: int, vocab_size: int = 64) -> None:
+    def __init__(self, *, block_size: int, vocab_size: int = 64, reach: int | None = None) -> None:
+        self.reach = reach
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.num_fed = 0
@@ -35,8 +36,11 @@ class FakeModel:
         self.num_fed += len(token_ids)
         slots = [block_id * self.block_size + i for block_id in block_ids for i in range(self.block_size)]
         self._slots |= zip(slots[start : start + len(token_ids)], token_ids, strict=True)
-        prefix = [self._slots[slot] for slot in slots[: start + len(token_ids)]]
-        return [next_token(prefix[:end], self.vocab_size) for end in range(start + 1, len(prefix) + 1)]
+        prefix = [
+            self._slots.get(slot, 0) if self.reach else self._slots[slot] for slot in slots[: start + len(token_ids)]
+        ]
+        ends = range(start + 1, len(prefix) + 1)
+        return [next_token(prefix[max(0, end - (self.reach or end)) : end], self.vocab_size) for end in ends]
 
 
 class FakeRunner:
@@ -57,6 +61,10 @@ class FakeRunner:
         if rows:
             logits[range(len(rows)), rows] = 10.0
         return logits
+
+    def write_kv(self, inputs: Sequence[SequenceInput]) -> None:
+        """The same without logits."""
+        assert self.run(inputs).numel() == 0
 
 
 class RuledConstraint:

@@ -240,7 +240,8 @@ class Request:
 
     Attributes:
         num_computed_tokens: the target's K/V are valid for token_ids[:num_computed_tokens].
-        num_draft_computed_tokens: the same for the draft model's K/V.
+        num_draft_computed_tokens: the draft model's K/V are valid for token_ids[draft_start:num_draft_computed_tokens].
+        draft_start: above 0 where a draft model was spared tokens that are out of its reach.
         num_cached_tokens: prompt tokens served from the prefix cache when the request was first admitted.
         max_total_tokens: prompt plus output may not exceed this (max_tokens and the context length together).
         arrival: order of arrival, the scheduler's tie breaker.
@@ -260,6 +261,7 @@ class Request:
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_draft_computed_tokens: int = 0
+    draft_start: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     due: int = 0

@@ -173,7 +173,7 @@ class Oracle:
 
     def __init__(self, target: Path, head: Path) -> None:
         self._plain = Engine(target, draft=None, backend="torch", dtype="fp32")
-        self._network = make_head(target)
+        self._network = make_head(target, num_positions=400)
         self._network.load_tensors({name: item.float() for name, item in load_file(head / "model.safetensors").items()})
         self._table = as_tensor(load_checkpoint(target, dtype=torch.float32).weights[EMBEDDING], torch.float32)
 
@@ -230,6 +230,19 @@ def test_drafts_follow_from_the_committed_tokens_alone(
         for mode in (Speculation("static", 4, HEAD_ONLY), Speculation("static", 2), Speculation("dynamic", 6)):
             run_batch(engine, prompts, params, mode)
         assert oracle.check(proposals) > 150
+
+
+def test_drafts_do_not_miss_what_was_not_read(sharp_target: Path, trained_head: Path, oracle: Oracle) -> None:
+    """Of long prompts a head reads what it reaches; others that share them find nothing missing."""
+    long = [2 + (7 * j * j) % 60 for j in range(300)]
+    prompts = [long, [*long[:270], 9, 8, 7], long[:262], [*long, 5], long[:290]]
+    options = {**PLAIN_BACKEND, "max_model_len": 384}
+    with make_engine(sharp_target, trained_head, **options) as engine, witness(engine) as proposals:
+        for prompt in prompts:
+            engine.generate(prompt, GREEDY, speculation=Speculation("static", 3, HEAD_ONLY))
+        assert oracle.check(proposals) > 100
+        assert engine.core.cache.num_used_blocks == 0
+        engine.core.cache.check_integrity()
 
 
 def test_drafts_after_preemption_are_no_others(sharp_target: Path, trained_head: Path, oracle: Oracle) -> None:

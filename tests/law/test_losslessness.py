@@ -120,7 +120,7 @@ def test_embedded_model_sample(embedded_engine: Engine, params: SamplingParams) 
     """A corner of the grid below that is quick enough for every day."""
     prompts = [embedded_engine.tokenizer.encode(text) for text in code_prompts(4)]
     expected = [embedded_engine.generate(prompt, params, speculation=OFF) for prompt in prompts]
-    for mode in (Speculation("static", 4), Speculation("dynamic")):
+    for mode in (Speculation("static", 4), Speculation("static", 4, ("model",)), Speculation("dynamic")):
         assert_same(embedded_engine, prompts, expected, run_batch(embedded_engine, prompts, params, mode))
 
 
@@ -128,11 +128,12 @@ def test_embedded_model_sample(embedded_engine: Engine, params: SamplingParams) 
 @pytest.mark.embedded
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_embedded_model_grid(embedded_model_path: Path, params: SamplingParams) -> None:
+@pytest.mark.usefixtures("embedded_model_path")
+def test_embedded_model_grid(params: SamplingParams) -> None:
     params = replace(params, max_tokens=16)
     expected: list[Output] = []
     for block_size in BLOCK_SIZES:
-        with Engine(embedded_model_path, draft=None, max_model_len=1024, block_size=block_size, dtype="fp32") as engine:
+        with Engine("smollm2-135m", max_model_len=1024, block_size=block_size, dtype="fp32") as engine:
             prompts = [engine.tokenizer.encode(text) for text in code_prompts(40)]
             assert len(prompts) == 40
             if not expected:

@@ -36,18 +36,29 @@ def make_weights() -> dict[str, Weight]:
     }
 
 
-def run(decoder: Decoder, backend: CpuBackend | TorchBackend, cuts: list[int], *, as_python: bool = False) -> Tensor:
-    """Hidden states of a text read in the pieces that end at ``cuts``."""
+def run(
+    decoder: Decoder,
+    backend: CpuBackend | TorchBackend,
+    cuts: list[int],
+    *,
+    as_python: bool = False,
+    num_kv_only: int = 0,
+) -> Tensor:
+    """Hidden states of a text read in the pieces that end at ``cuts``, but of the first of them the K/V alone."""
     generator = torch.Generator().manual_seed(4)
     token_ids = torch.randint(0, 64, (NUM_TOKENS,), generator=generator)
     states = torch.randn(NUM_TOKENS, 48, generator=generator)
     store = backend.make_kv_store(KVShape(64, 1, 2, 8))
-    forward = Decoder.forward if as_python else type(decoder).forward
+    kind = Decoder if as_python else type(decoder)
     pieces = []
-    for start, end in zip([0, *cuts], cuts, strict=False):
+    for number, (start, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
         metadata = AttentionMetadata([SequenceSlice(0, end - start, end, [2, 0, 1])], BLOCK_SIZE, CPU)
         positions = torch.arange(start, end)
-        pieces.append(forward(decoder, token_ids[start:end], positions, store, metadata, states[start:end]))
+        inputs = (decoder, token_ids[start:end], positions, store, metadata, states[start:end])
+        if number < num_kv_only:
+            kind.write_kv(*inputs)
+        else:
+            pieces.append(kind.forward(*inputs))
     return torch.cat(pieces)
 
 
@@ -62,6 +73,9 @@ def test_the_native_pass_equals_its_definition(
     whole = run(decoder, backend, [NUM_TOKENS])
     assert torch.equal(run(decoder, backend, [NUM_TOKENS], as_python=True), whole)
     assert torch.equal(run(decoder, backend, [1, 2, 19, 20, 24, NUM_TOKENS]), whole)
+    for as_python in (False, True):
+        last = run(decoder, backend, [19, 20, 24, NUM_TOKENS], as_python=as_python, num_kv_only=3)
+        assert torch.equal(last, whole[24:])
     if weight_format == "bf16":
         plain = TorchBackend(CPU, torch.float32)
         expected = run(Decoder(CONFIG, make_weights(), plain, num_positions=64), plain, [NUM_TOKENS])

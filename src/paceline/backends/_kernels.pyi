@@ -85,5 +85,6 @@ class Runtime:
         block_size: int,
         states: Tensor | None,
         hidden: Tensor,
+        kv_only: bool,
     ) -> None: ...
     def read_weights(self, decoder: Decoder) -> int: ...

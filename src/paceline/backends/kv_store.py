@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Positions that a backend may read together. Of a group without a visible key it reads nothing, so the K/V of tokens
+# below every window need not exist, up to a multiple of this.
+KV_GROUP = 256
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:

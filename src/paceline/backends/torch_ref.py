@@ -73,9 +73,11 @@ class TorchBackend:
         group = num_heads // num_kv_heads
         out = q.new_empty(num_tokens, num_heads * head_dim)
         for index, sequence in enumerate(metadata.sequences):
+            # Below every row's window K/V may be missing.
+            first = max(0, sequence.kv_len - sequence.query_len + 1 - window) if window is not None else 0
             slots = metadata.kv_slots[index]
-            k = keys[slots].transpose(0, 1)  # [num_kv_heads, kv_len, head_dim]
-            v = values[slots].transpose(0, 1)
+            k = keys[slots][first:].transpose(0, 1)  # [num_kv_heads, visible keys, head_dim]
+            v = values[slots][first:].transpose(0, 1)
             rows = slice(sequence.query_start, sequence.query_start + sequence.query_len)
             # The heads that share a K/V head stand beside each other as further query rows: no K/V is expanded.
             grouped = (
@@ -86,7 +88,7 @@ class TorchBackend:
             )
             mask = metadata.mask(index, window)
             if mask is not None:
-                mask = mask.repeat(group, 1)
+                mask = mask[:, first:].repeat(group, 1)
             attended = F.scaled_dot_product_attention(grouped[None], k[None], v[None], attn_mask=mask)[0]
             out[rows] = (
                 attended.view(num_kv_heads, group, sequence.query_len, head_dim)

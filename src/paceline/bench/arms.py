@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import InvalidParameterError
-from paceline.request import Speculation
+from paceline.request import DRAFTERS, Speculation
 
 CacheKind = Literal["paged", "contiguous", "own"]
 
@@ -32,6 +32,7 @@ _DECODING = {
     "static-8": Speculation("static", 8),
     "suffix": Speculation("dynamic", drafters=("suffix",)),
     "draft": Speculation("dynamic", drafters=("model",)),
+    "lookups": Speculation("dynamic", drafters=tuple(name for name in DRAFTERS if name != "model")),
     "dynamic": Speculation("dynamic"),
     "dynamic-fast": Speculation("dynamic", min_acceptance=0.0),
     "dynamic-sure": Speculation("dynamic", min_acceptance=0.868),

@@ -79,7 +79,7 @@ def train_draft(
         float | None,
         typer.Option(
             "--learning-rate",
-            help="At its peak; 0.002 for a model and 0.0002 for a head if not given.",
+            help="At its peak; 0.002 for a model and 0.0008 for a head if not given.",
             rich_help_panel="Optimiser",
         ),
     ] = None,

@@ -123,6 +123,7 @@ def assemble(
                 vocab_limit=target.tokenizer.vocab_size,
                 end_token_ids=target.tokenizer.eos_token_ids,
                 vocabulary=trained.vocabulary,
+                reach=drafter.config.reach,
             )
         )
     repository = read_corpus(corpus, target.tokenizer) if corpus else None

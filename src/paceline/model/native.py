@@ -73,6 +73,29 @@ class NativeDecoder(Decoder):
         states: Tensor | None = None,
     ) -> Tensor:
         """See :class:`Decoder`."""
+        return self._pass(token_ids, positions, store, metadata, states, kv_only=False)
+
+    def write_kv(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        store: KVStore,
+        metadata: AttentionMetadata,
+        states: Tensor | None = None,
+    ) -> None:
+        """See :class:`Decoder`."""
+        self._pass(token_ids, positions, store, metadata, states, kv_only=True)
+
+    def _pass(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        store: KVStore,
+        metadata: AttentionMetadata,
+        states: Tensor | None,
+        *,
+        kv_only: bool,
+    ) -> Tensor:
         assert isinstance(store, CpuKVStore)
         hidden = torch.empty(token_ids.shape[0], self.config.hidden_size)
         self._runtime.forward(
@@ -86,6 +109,7 @@ class NativeDecoder(Decoder):
             metadata.block_size,
             states,
             hidden,
+            kv_only,
         )
         return hidden
 

@@ -70,6 +70,12 @@ class ModelRunner:
         """One forward pass over all inputs; the hidden state of every token, [num_tokens, hidden_size]."""
         return self._forward(self._flatten(inputs))
 
+    @torch.inference_mode()
+    def write_kv(self, inputs: Sequence[SequenceInput]) -> None:
+        """Have the K/V of all inputs written, for passes to come; no logits, whatever the inputs ask for."""
+        batch = self._flatten(inputs)
+        self.decoder.write_kv(batch.token_ids, batch.positions, self._store, batch.metadata)
+
     def _forward(self, batch: _Batch) -> Tensor:
         hidden = self.decoder.forward(batch.token_ids, batch.positions, self._store, batch.metadata)
         if self._states is not None:
@@ -118,10 +124,21 @@ class HeadRunner(ModelRunner):
         """See :class:`ModelRunner`; logits are asked for only at positions that the target has not run."""
         batch = self._flatten(inputs)
         metadata = batch.metadata
-        states = self._target_states.read(metadata.previous_slots, self.decoder.dtype)
+        states = self._states_before(metadata)
         hidden = self.decoder.forward(batch.token_ids, batch.positions, self._store, metadata, states)
         slots = metadata.slot_mapping
         if batch.logit_rows is not None:
             hidden, slots = hidden[batch.logit_rows], slots[batch.logit_rows]
         self._target_states.write(slots, hidden)
         return self.decoder.logits(hidden)
+
+    @torch.inference_mode()
+    def write_kv(self, inputs: Sequence[SequenceInput]) -> None:
+        """See :class:`ModelRunner`; the tokens before them must be ones that the target has run."""
+        batch = self._flatten(inputs)
+        states = self._states_before(batch.metadata)
+        self.decoder.write_kv(batch.token_ids, batch.positions, self._store, batch.metadata, states)
+
+    def _states_before(self, metadata: AttentionMetadata) -> Tensor:
+        """For each token the state of the one before it."""
+        return self._target_states.read(metadata.previous_slots, self.decoder.dtype)

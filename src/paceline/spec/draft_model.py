@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.backends.kv_store import KV_GROUP
 from paceline.cache.manager import KVCacheManager
 from paceline.model.draft_vocabulary import DraftVocabulary
 from paceline.model.runner import HeadRunner, ModelRunner, SequenceInput
@@ -27,8 +28,10 @@ from paceline.sampling.penalties import TokenHistory, apply_penalties
 from paceline.sampling.sampler import sample
 from paceline.spec.proposer import NO_DRAFT, Draft, StopRule
 
-# Tokens of one sequence that are fed in one pass while the draft catches up with a prompt.
+# Tokens of one sequence that are read in one pass while the draft catches up with a prompt.
 _CATCH_UP_CHUNK = 512
+# So few tokens are fed together with the newest one, of which alone more than its K/V is needed.
+_FEW_TOKENS = 4
 
 
 @dataclass(slots=True)
@@ -53,7 +56,8 @@ class DraftModelProposer:
     """Samples drafts from a model, token by token, for all requests of a step side by side.
 
     With a :class:`HeadRunner` it drafts from a head. ``vocabulary`` lists the tokens that the logits stand for; None:
-    all, in order. Such a draft ends early where the model expects a token that is not listed.
+    all, in order. Such a draft ends early where the model expects a token that is not listed. ``reach`` is how many
+    newest tokens a draft depends on; None: all. Of a long prompt no more is read.
     """
 
     name = "model"
@@ -67,7 +71,9 @@ class DraftModelProposer:
         vocab_limit: int,
         end_token_ids: Collection[int],
         vocabulary: DraftVocabulary | None = None,
+        reach: int | None = None,
     ) -> None:
+        self._reach = reach
         self._vocabulary = vocabulary
         self._runner = runner
         self._cache = cache
@@ -110,12 +116,17 @@ class DraftModelProposer:
         self._generators.pop(request_id, None)
 
     def _catch_up(self, request: Request) -> None:
-        """Feed all but a last chunk of the tokens the draft has not seen."""
-        while request.num_tokens - request.num_draft_computed_tokens > _CATCH_UP_CHUNK:
+        """Read what the draft has not seen, but for the newest token, where that is more than a few tokens."""
+        newest = request.num_tokens - 1
+        if self._reach is not None:
+            first = (newest + 1 - self._reach) // KV_GROUP * KV_GROUP
+            if request.num_draft_computed_tokens < first:
+                request.num_draft_computed_tokens = request.draft_start = first
+        while newest - request.num_draft_computed_tokens > _FEW_TOKENS:
             start = request.num_draft_computed_tokens
-            chunk = request.token_ids[start : start + _CATCH_UP_CHUNK]
+            chunk = request.token_ids[start : min(newest, start + _CATCH_UP_CHUNK)]
             block_ids = self._cache.block_ids(request.request_id)
-            self._runner.run([SequenceInput(chunk, start, block_ids, num_logits=0)])
+            self._runner.write_kv([SequenceInput(chunk, start, block_ids, num_logits=0)])
             request.num_draft_computed_tokens += len(chunk)
 
     def _next_input(self, item: _Round) -> SequenceInput:

@@ -22,7 +22,7 @@ _DISTRIBUTIONS = ("paceline", "torch", "numpy", "tokenizers", "safetensors", "tr
 def environment() -> dict[str, Any]:
     """The command, the code and the machine."""
     return {
-        "argv": sys.argv,
+        "argv": ["paceline", *map(_without_home, sys.argv[1:])],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git_commit(),
         "python": platform.python_version(),
@@ -44,6 +44,12 @@ def files_sha256(files: Iterable[SourceFile]) -> str:
 def packages_and_licences(files: Iterable[SourceFile]) -> dict[str, str]:
     """Each package with its licence, by name."""
     return dict(sorted({file.package: file.licence for file in files}.items()))
+
+
+def _without_home(argument: str) -> str:
+    """A draft may be passed on; whose home it was trained in is nobody's business."""
+    home = str(Path.home())
+    return f"~{argument[len(home) :]}" if argument == home or argument.startswith(f"{home}/") else argument
 
 
 def _version(name: str) -> str | None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.backends.base import Backend
 from paceline.backends.cpu import CpuBackend, CpuEmbedding, CpuLinear, KVFormat, WeightFormat
-from paceline.backends.kv_store import KVShape
+from paceline.backends.kv_store import KV_GROUP, KVShape
 from paceline.backends.metadata import AttentionMetadata, SequenceSlice
 from paceline.backends.quantized import GROUP, QuantizedTensor, quantize
 from paceline.backends.torch_ref import TorchBackend
@@ -544,6 +545,23 @@ def test_a_token_takes_bf16_heads_filled_up_to_32(backend: CpuBackend, head_dim:
 def test_a_token_in_int8_takes_a_byte_a_number_and_a_scale_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make_backend(_kernels.instruction_sets()[0], monkeypatch, kv_format="int8")
     assert backend.kv_bytes_per_token(KVShape(100, 3, 2, 64)) == 2 * 3 * 2 * (64 + 4)
+
+
+@pytest.mark.parametrize("instruction_set", [*_kernels.instruction_sets(), "torch"])
+def test_groups_below_the_window_are_not_read(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_tokens, window = KV_GROUP + 40, 20
+    backend: Backend = TorchBackend(CPU, torch.float32)
+    if instruction_set != "torch":
+        backend = make_backend(instruction_set, monkeypatch)
+    store = backend.make_kv_store(KVShape(KV_GROUP + 64, 1, 2, 16))
+    blocks = list(range(KV_GROUP // 16 + 4))
+    stale = torch.full((KV_GROUP, 2, 16), math.nan)
+    backend.write_kv(store, 0, stale, stale, AttentionMetadata([SequenceSlice(0, KV_GROUP, KV_GROUP, blocks)], 16, CPU))
+    value = torch.ones(40, 2, 16)
+    backend.write_kv(store, 0, value, value, AttentionMetadata([SequenceSlice(0, 40, num_tokens, blocks)], 16, CPU))
+    newest = AttentionMetadata([SequenceSlice(0, 20, num_tokens, blocks)], 16, CPU)
+    got = backend.attention(value[:20], store, 0, newest, window)
+    torch.testing.assert_close(got, torch.ones(20, 32), rtol=2.0**-9, atol=0)
 
 
 @pytest.mark.parametrize("instruction_set", _kernels.instruction_sets())

@@ -78,6 +78,13 @@ def test_the_catalog_names_the_embedded_model() -> None:
     assert len(entry.sha256) == 64
 
 
+def test_the_embedded_model_has_a_draft_in_the_package() -> None:
+    folder = CATALOG["smollm2-135m"].draft
+    assert folder is not None
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "draft.json", "model.safetensors"}
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 24_000_000
+
+
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", "~/somewhere")
     assert paceline_home() == Path.home() / "somewhere"

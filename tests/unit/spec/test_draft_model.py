@@ -27,15 +27,16 @@ MODEL_ONLY = ("model",)
 class Desk:
     """A proposer over a fake model, and the bookkeeping the scheduler would do for it."""
 
-    def __init__(self, *, context_length: int = 4000, vocab_limit: int = 64) -> None:
+    def __init__(self, *, context_length: int = 4000, vocab_limit: int = 64, reach: int | None = None) -> None:
         self.cache = KVCacheManager(1024, BLOCK_SIZE)
-        self.runner = FakeRunner(FakeModel(block_size=BLOCK_SIZE))
+        self.runner = FakeRunner(FakeModel(block_size=BLOCK_SIZE, reach=reach))
         self.proposer = DraftModelProposer(
             self.runner,  # type: ignore[arg-type]
             self.cache,
             context_length=context_length,
             vocab_limit=vocab_limit,
             end_token_ids=(1,),
+            reach=reach,
         )
 
     def admit(self, prompt: Sequence[int], params: SamplingParams | None = None, name: str = "r") -> Request:
@@ -93,8 +94,9 @@ def test_counters_after_each_number_of_accepted_drafts(horizon: int, accepted: i
     assert first_length == (2 if is_full else 1)
 
 
-@pytest.mark.parametrize("num_rounds", [1, 7])
-def test_rounds_without_drafts_are_caught_up_in_one_pass(num_rounds: int) -> None:
+@pytest.mark.parametrize(("num_rounds", "fed"), [(1, [(5, 1)]), (5, [(5, 5)]), (7, [(5, 6), (11, 1)])])
+def test_rounds_without_drafts_are_caught_up(num_rounds: int, fed: list[tuple[int, int]]) -> None:
+    """Few tokens together with the newest, more in a pass that makes their K/V and nothing else."""
     desk = Desk()
     request = desk.admit(PROMPT)
     desk.propose(request, 3)
@@ -103,8 +105,8 @@ def test_rounds_without_drafts_are_caught_up_in_one_pass(num_rounds: int) -> Non
     assert desk.propose(request, 0) == []
     assert desk.fed == []
     assert desk.propose(request, 2) == continuation(request.token_ids, 2)
-    assert desk.fed[0] == (5, num_rounds)
-    assert len(desk.fed) == 2
+    assert desk.fed[:-1] == fed
+    assert [item.num_logits for item in desk.runner.inputs[-2:]] == [1, 1]
 
 
 def test_a_long_prompt_is_fed_in_chunks() -> None:
@@ -112,8 +114,26 @@ def test_a_long_prompt_is_fed_in_chunks() -> None:
     prompt = [2 + i % 60 for i in range(1300)]
     request = desk.admit(prompt)
     assert desk.propose(request, 2) == continuation(prompt, 2)
-    assert desk.fed == [(0, 512), (512, 512), (1024, 276), (1300, 1)]
-    assert [item.num_logits for item in desk.runner.inputs] == [0, 0, 1, 1]
+    assert desk.fed == [(0, 512), (512, 512), (1024, 275), (1299, 1), (1300, 1)]
+    assert [item.num_logits for item in desk.runner.inputs] == [0, 0, 0, 1, 1]
+
+
+def test_tokens_out_of_reach_are_not_read() -> None:
+    """But for those that a backend reads together with the first one that is seen."""
+    desk = Desk(reach=20)
+    request = desk.admit([2 + i % 60 for i in range(1480)])
+    first = next_token(request.token_ids[-20:], 64)
+    assert desk.propose(request, 2) == [first, next_token([*request.token_ids[-19:], first], 64)]
+    assert desk.fed == [(1280, 199), (1479, 1), (1480, 1)]
+    assert (request.draft_start, request.num_draft_computed_tokens) == (1280, 1481)
+    desk.commit(request, [7] * 5)
+    desk.propose(request, 1)
+    assert desk.fed == [(1481, 4)], "read on from where it was"
+    for _ in range(80):
+        desk.commit(request, [8])
+    desk.propose(request, 1)
+    assert desk.fed == [(1536, 28), (1564, 1)], "a pause longer than the reach is jumped over"
+    assert request.draft_start == 1536
 
 
 @pytest.mark.parametrize(("num_tokens", "horizon"), [(6, 4), (7, 4), (8, 3), (9, 2), (10, 1), (11, 0), (12, 0)])
@@ -204,6 +224,10 @@ class CountingRunner:
     def run(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
         self.num_fed += sum(len(item.token_ids) for item in inputs)
         return self._runner.run(inputs)
+
+    def write_kv(self, inputs: Sequence[SequenceInput]) -> None:
+        self.num_fed += sum(len(item.token_ids) for item in inputs)
+        self._runner.write_kv(inputs)
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def test_the_command_trains_a_draft_that_changes_no_token(
     assert "use it with: paceline run --draft" in result.err
     provenance = json.loads((out / "provenance.json").read_text())
     assert provenance["steps"] == 4
-    assert provenance["argv"][1:3] == ["train-draft", str(out)]
+    assert provenance["argv"][:3] == ["paceline", "train-draft", str(out)]
     assert provenance["acceptance"]["num_tokens"] > 100
     assert provenance["data"]["licences"] == {"repository.sums": "the user's own"}
     assert set(provenance["data"]["examples"]) >= {"window", "edit", "completion", "continuation", "answer: task"}

@@ -54,6 +54,9 @@ class Scripted:
     def __init__(self, says: Any) -> None:
         self._says = says
 
+    def prepare(self, requests: Sequence[Request]) -> None:
+        pass
+
     def propose(
         self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
     ) -> list[Draft]:

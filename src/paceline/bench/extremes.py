@@ -66,6 +66,9 @@ class ScriptedProposer:
         self._is_right, self._seconds = is_right, seconds
         self.answer: Sequence[int] = ()
 
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """It reads nothing."""
+
     def propose(
         self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
     ) -> list[Draft]:

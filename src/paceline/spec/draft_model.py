@@ -83,6 +83,12 @@ class DraftModelProposer:
         self._histories: dict[str, TokenHistory] = {}
         self._generators: dict[str, torch.Generator] = {}
 
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """See :class:`Proposer`."""
+        for request in requests:
+            if request.num_tokens <= self._context_length:
+                self._catch_up(request)
+
     def propose(
         self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
     ) -> list[Draft]:
@@ -92,11 +98,7 @@ class DraftModelProposer:
             for request, horizon, rule in zip(requests, horizons, rules or [None] * len(requests), strict=True)
         ]
         active = [item for item in rounds if item.horizon > 0]
-        for item in active:
-            # A step that failed midway leaves the counter among drafts that were never judged.
-            num_committed = item.request.num_tokens - 1
-            item.request.num_draft_computed_tokens = min(item.request.num_draft_computed_tokens, num_committed)
-            self._catch_up(item.request)
+        self.prepare([item.request for item in active])
         while active:
             logits = self._runner.run([self._next_input(item) for item in active])
             for item, row in zip(active, logits, strict=True):
@@ -118,6 +120,8 @@ class DraftModelProposer:
     def _catch_up(self, request: Request) -> None:
         """Read what the draft has not seen, but for the newest token, where that is more than a few tokens."""
         newest = request.num_tokens - 1
+        # A step that failed midway leaves the counter among drafts that were never judged.
+        request.num_draft_computed_tokens = min(request.num_draft_computed_tokens, newest)
         if self._reach is not None:
             first = (newest + 1 - self._reach) // KV_GROUP * KV_GROUP
             if request.num_draft_computed_tokens < first:

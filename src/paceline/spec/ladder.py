@@ -53,7 +53,6 @@ class _State:
     draft: Draft = NO_DRAFT
     asked: str | None = None  # the proposer that drafted, or would not
     rule: ConfidenceRule | None = None
-    proposers_asked: set[str] = field(default_factory=set)
 
 
 class Ladder:
@@ -245,18 +244,17 @@ class Ladder:
             state.asked, state.horizon = source, horizon
             state.rule = self._stop_rule(state, len(requests), _mean_context(requests))
         self._has_asked = True
+        proposer = self._proposers[source]
+        proposer.prepare(requests)
         started = time.perf_counter()
-        proposed = self._proposers[source].propose(requests, horizons, [state.rule for state in states])
+        proposed = proposer.propose(requests, horizons, [state.rule for state in states])
         milliseconds = (time.perf_counter() - started) * 1e3
-        # A request's first draft includes the model's reading of the whole prompt, which is no price of a token.
-        if all(source in state.proposers_asked for state in states):
-            # The last pass of a draft that was stopped gave no token.
-            passes = [len(draft.token_ids) for draft in proposed]
-            passes += [len(state.rule.confidences) for state in states if state.rule is not None]
-            self.costs.observe_draft(source, max(passes), milliseconds)
+        # The last pass of a draft that was stopped gave no token.
+        passes = [len(draft.token_ids) for draft in proposed]
+        passes += [len(state.rule.confidences) for state in states if state.rule is not None]
+        self.costs.observe_draft(source, max(passes), milliseconds)
         drafts = []
         for state, draft in zip(states, proposed, strict=True):
-            state.proposers_asked.add(source)
             by_place: Sequence[float] = state.option.acceptances if state.option is not None else ()
             expected = (state.rule.acceptances if state.rule is not None else ()) or by_place
             if draft.token_ids:

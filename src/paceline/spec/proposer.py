@@ -65,6 +65,10 @@ class Proposer(Protocol):
     def name(self) -> str:
         """The source as named in settings, events and metrics."""
 
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Read what was committed since these requests drafted last. Called before :meth:`propose`, whose time is the
+        price of tokens; this one is that of having been away."""
+
     def propose(
         self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
     ) -> list[Draft]:

@@ -57,12 +57,18 @@ class FakeModel:
     """Drafts what it is told to and takes its time."""
 
     name = "model"
+    ms_to_prepare = 0.0
 
     def __init__(self, clock: Clock, says: dict[str, Sequence[int]], ms_per_token: float = 1.0) -> None:
         self.clock, self.says, self.ms_per_token = clock, says, ms_per_token
         self.asked: list[tuple[str, int]] = []
         self.observed: list[str] = []
         self.released: list[str] = []
+        self.prepared: list[str] = []
+
+    def prepare(self, requests: Sequence[Request]) -> None:
+        self.clock.now += self.ms_to_prepare / 1e3
+        self.prepared += (request.request_id for request in requests)
 
     def propose(
         self, requests: Sequence[Request], horizons: Sequence[int], rules: Sequence[StopRule | None] = ()
@@ -273,6 +279,15 @@ def test_a_model_that_is_always_right_and_slow(clock: Clock, num_tokens: int) ->
 def test_a_model_that_is_right_and_quick_pays(clock: Clock) -> None:
     model = FakeModel(clock, {"a": [9] * 8}, 0.3)
     assert rate_against_plain(Ladder([], [model]), clock, [9] * 1000, None, random.Random(0), after=64) > 3.0
+
+
+def test_reading_is_no_price_of_a_token(clock: Clock) -> None:
+    model = FakeModel(clock, {"a": [9] * 8}, 0.3)
+    model.ms_to_prepare = 20.0
+    ladder, item = Ladder([], [model]), request()
+    assert draft(ladder, [item])[0][0] == "model"
+    assert model.prepared == ["a"]
+    assert ladder.costs.draft_ms("model") == pytest.approx(0.3, rel=0.01)
 
 
 def test_a_model_that_becomes_quick_is_found_again(clock: Clock) -> None:

@@ -20,7 +20,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import paceline
 from paceline.bench.statistics import Interval, bootstrap, ratio_of_sums
@@ -92,8 +91,8 @@ def main(
     model: Annotated[str, typer.Option("--model", "-m", help="As for every command.")] = "smollm2-135m",
     repeats: Annotated[int, typer.Option("--repeats", help="Times that each prompt is served both ways.")] = 3,
 ) -> None:
-    """Measure all cases, without and with drafts in turn, and print their ratios."""
-    table = Table("case", "tokens/s without", "tokens/s with", "ratio", "95 %", "from the prediction")
+    """Measure all cases, without and with drafts in turn, and print their ratios, minutes in all."""
+    console = Console()
     scripted = {
         "always wrong, no cost": ScriptedProposer(is_right=False, seconds=0.0),
         "always wrong, 50 ms": ScriptedProposer(is_right=False, seconds=_CALL_S),
@@ -102,16 +101,13 @@ def main(
     for name, proposer in scripted.items():
         with Engine(model, draft=None, max_model_len=4096) as engine:
             engine.core.ladder = Ladder([], [proposer])
-            table.add_row(name, *_measure(engine, _code_cases(), repeats, proposer))
+            console.print(f"{name}: {_measure(engine, _code_cases(), repeats, proposer)}")
     with Engine(model, max_model_len=8192) as engine:
-        table.add_row("random prompts, temperature 1.5", *_measure(engine, _random_cases(engine), repeats))
-        table.add_row("rename, with a prediction", *_measure(engine, _rename_cases(), repeats))
-    Console().print(table)
+        console.print(f"random prompts, temperature 1.5: {_measure(engine, _random_cases(engine), repeats)}")
+        console.print(f"rename, with a prediction: {_measure(engine, _rename_cases(), repeats)}")
 
 
-def _measure(
-    engine: Engine, cases: Sequence[Case], repeats: int, proposer: ScriptedProposer | None = None
-) -> tuple[str, ...]:
+def _measure(engine: Engine, cases: Sequence[Case], repeats: int, proposer: ScriptedProposer | None = None) -> str:
     plain: list[list[Timing]] = [[] for _ in cases]
     drafted: list[list[Timing]] = [[] for _ in cases]
     for _ in range(repeats):
@@ -124,13 +120,9 @@ def _measure(
     rates = [[_rate(timings) for timings in group] for group in (plain, drafted)]
     ratio = bootstrap(ratio_of_sums(rates[1], rates[0]), len(cases))
     share = max(timing.predicted_share for timings in drafted for timing in timings)
-    return (
-        f"{sum(rates[0]) / len(cases):.1f}",
-        f"{sum(rates[1]) / len(cases):.1f}",
-        f"{ratio.estimate:.2f}",
-        _interval(ratio),
-        f"{share:.0%}" if share else "-",
-    )
+    text = f"{sum(rates[0]) / len(cases):.1f} tokens/s without, {sum(rates[1]) / len(cases):.1f} with: "
+    text += f"{ratio.estimate:.2f} x ({_interval(ratio)})"
+    return f"{text}, {share:.0%} of the tokens from the prediction" if share else text
 
 
 def _rate(timings: Sequence[Timing]) -> float:

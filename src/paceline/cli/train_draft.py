@@ -30,7 +30,8 @@ def train_draft(
     ] = "model",
     repo: Annotated[Path | None, typer.Option("--repo", help="Learn from this git repository's files too.")] = None,
     init: Annotated[
-        Path | None, typer.Option("--init", help="Go on from this trained draft, to adapt it to a repository.")
+        Path | None,
+        typer.Option("--init", help="Go on from this trained draft, or 'auto': the one that goes with the model."),
     ] = None,
     data: Annotated[
         str, typer.Option("--data", metavar="LIST", help="Public code to learn from: stdlib, installed, or none.")
@@ -137,7 +138,8 @@ def train_draft(
     kept_out, packages = _benchmarks(_names(keep_out), notes)
     folder = work or out.with_name(f"{out.name}.work")
     folder.mkdir(parents=True, exist_ok=True)
-    sources = Sources(repository=repo, excluded=[*packages, *(exclude or [])], benchmarks=kept_out, start=init)
+    start = _shipped_draft(model) if init == Path("auto") else init
+    sources = Sources(repository=repo, excluded=[*packages, *(exclude or [])], benchmarks=kept_out, start=start)
     training = TrainingRun(
         resolve_source(model),
         recipe,
@@ -165,6 +167,15 @@ def train_draft(
     acceptance = training.export(out)
     _print_acceptance(acceptance)
     notes.print(f"wrote {out}; use it with: paceline run --draft {out}")
+
+
+def _shipped_draft(model: str) -> Path:
+    from paceline.loader.catalog import CATALOG
+
+    entry = CATALOG.get(model)
+    if entry is None or entry.draft is None:
+        raise InvalidParameterError(f"no draft goes with {model}; give --init the folder of one")
+    return entry.draft
 
 
 def _prepare(training: TrainingRun, make_engine: Callable[[], Engine], notes: Console) -> None:

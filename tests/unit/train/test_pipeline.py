@@ -141,6 +141,7 @@ def test_plain_text_without_the_target_is_a_possible_arm(train: Callable[..., Re
         (("--keep-out", "mmlu"), "--keep-out knows"),
         (("--time-budget", 1), "either --steps or --time-budget"),
         (("--init", "/nowhere"), "not a draft that train-draft wrote"),
+        (("--init", "auto"), "no draft goes with"),
         (("--repo", "/"), "git repository"),
         (("--device", "warp"), "cannot be used"),
     ],

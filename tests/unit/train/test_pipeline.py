@@ -112,7 +112,7 @@ def test_a_head_is_trained_by_the_same_command(train: Callable[..., Result], tar
     assert "token 2 of a draft" in result.err
     provenance = json.loads((out / "provenance.json").read_text())
     assert provenance["recipe"]["kind"] == "head"
-    assert provenance["recipe"]["learning_rate"] == 2e-4
+    assert provenance["recipe"]["learning_rate"] == 8e-4
     assert json.loads((out / "draft.json").read_text())["kind"] == "head"
     assert_changes_no_token(target, out)
     before = (out / "model.safetensors").read_bytes()

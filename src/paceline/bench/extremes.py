@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The tokens of an answer behind the first of them, and the seconds they took."""
+    """An answer; how many of its tokens were timed, those behind the learning ones, and the seconds they took."""
 
     token_ids: Sequence[int]
     num_timed: int
@@ -77,7 +77,8 @@ class ScriptedProposer:
         for request, horizon in zip(requests, horizons, strict=True):
             start = request.num_tokens - len(request.prompt_token_ids)
             token_ids = self.answer[start : start + horizon]
-            drafts.append(Draft([token_id + (not self._is_right) for token_id in token_ids], self.name))
+            flip = 0 if self._is_right else 1  # the neighbour of a token, within the vocabulary
+            drafts.append(Draft([token_id ^ flip for token_id in token_ids], self.name))
         return drafts
 
     def observe(self, request: Request, verdict: Verdict) -> None:

@@ -170,12 +170,12 @@ def train_draft(
 
 
 def _shipped_draft(model: str) -> Path:
-    from paceline.loader.catalog import CATALOG
+    from paceline.loader.catalog import draft_of
 
-    entry = CATALOG.get(model)
-    if entry is None or entry.draft is None:
+    draft = draft_of(model)
+    if draft is None:
         raise InvalidParameterError(f"no draft goes with {model}; give --init the folder of one")
-    return entry.draft
+    return draft
 
 
 def _prepare(training: TrainingRun, make_engine: Callable[[], Engine], notes: Console) -> None:

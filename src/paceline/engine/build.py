@@ -19,7 +19,7 @@ from paceline.config import EngineConfig
 from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import CacheCapacityError, DraftMismatchError, InvalidParameterError
-from paceline.loader.catalog import CATALOG
+from paceline.loader.catalog import draft_of
 from paceline.loader.draft import DraftCheckpoint, load_draft
 from paceline.loader.load import Checkpoint, load_checkpoint
 from paceline.loader.resolve import resolve_source
@@ -87,7 +87,7 @@ def assemble(
     drafter: Checkpoint | None = None
     trained: DraftCheckpoint | None = None
     if draft == "auto":
-        draft = CATALOG[str(model)].draft if str(model) in CATALOG else None
+        draft = draft_of(str(model))
     if draft is not None:
         trained = _load_draft(draft, target, backend)
         drafter = trained.checkpoint

@@ -51,6 +51,12 @@ CATALOG = {
 }
 
 
+def draft_of(model: str) -> Path | None:
+    """The folder of the draft that goes with a model named as the catalog names it, if there is one."""
+    entry = CATALOG.get(model)
+    return entry.draft if entry is not None else None
+
+
 def paceline_home() -> Path:
     """The folder for downloaded models: ``PACELINE_HOME``, else the user's cache folder. It need not exist yet."""
     configured = os.environ.get("PACELINE_HOME")

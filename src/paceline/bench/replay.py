@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.bench.arms import Arm
+from paceline.bench.recorded import RecordedProposer
 from paceline.bench.records import Message, StepRecord, Task, Turn, TurnRecord
 from paceline.records import Verdict
 from paceline.request import Request, SamplingParams, Speculation
 from paceline.spec.ladder import Ladder
 from paceline.spec.prediction import PredictionLookup
+from paceline.spec.proposer import Lookup
 from paceline.spec.suffix import CorpusLookup, SuffixLookup
 
 if TYPE_CHECKING:
@@ -29,9 +31,10 @@ PassCost = Callable[[int, int], float]
 _ANSWER_TOKENS = 2**18
 
 
-def make_ladder(tokenizer: Tokenizer) -> Ladder:
-    """All lookups, as an engine has them, and nothing learnt yet."""
-    return Ladder([PredictionLookup(tokenizer), SuffixLookup(), CorpusLookup(_ANSWER_TOKENS)])
+def make_ladder(tokenizer: Tokenizer, recorded: RecordedProposer | None = None) -> Ladder:
+    """All lookups, as an engine has them, and nothing learnt yet; with the recorded draft model if one is given."""
+    lookups: list[Lookup] = [PredictionLookup(tokenizer), SuffixLookup(), CorpusLookup(_ANSWER_TOKENS)]
+    return Ladder(lookups, [recorded], clock=recorded.clock) if recorded is not None else Ladder(lookups)
 
 
 def replay_task(task: Task, arm: Arm, tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[TurnRecord]:
@@ -67,13 +70,15 @@ def replay_trace(
     *,
     overhead_ms: float = 0.0,
     ladder: Ladder | None = None,
+    recorded: RecordedProposer | None = None,
 ) -> Iterator[TurnRecord]:
     """A trace with modelled times; earlier answers of a task are known to its later turns, as in the benchmark.
 
     Args:
         pass_cost: what a pass of so many rows after so many tokens takes.
-        overhead_ms: scheduling and drafting, per step.
+        overhead_ms: scheduling and looking up, per step.
         ladder: what drafts and learns; by default all lookups, fresh.
+        recorded: the draft model of that ladder, if it has one.
     """
     ladder = ladder if ladder is not None else make_ladder(tokenizer)
     task_id = None
@@ -81,9 +86,11 @@ def replay_trace(
         if turn.task_id != task_id:
             task_id = turn.task_id
             ladder.forget_answers()
+        if recorded is not None:
+            recorded.drafts = turn.drafts
         prediction = tokenizer.encode(turn.prediction) if turn.prediction else ()
         request = _request(turn.prompt_token_ids, turn.token_ids, speculation, turn.task_id, prediction)
-        steps = list(replay_answer(request, turn.token_ids, ladder, pass_cost, overhead_ms))
+        steps = list(replay_answer(request, turn.token_ids, ladder, pass_cost, overhead_ms, recorded))
         yield TurnRecord(
             arm=speculation.mode,
             task_id=turn.task_id,
@@ -101,7 +108,12 @@ def replay_trace(
 
 
 def replay_answer(
-    request: Request, answer: Sequence[int], ladder: Ladder, pass_cost: PassCost | None = None, overhead_ms: float = 0.0
+    request: Request,
+    answer: Sequence[int],
+    ladder: Ladder,
+    pass_cost: PassCost | None = None,
+    overhead_ms: float = 0.0,
+    recorded: RecordedProposer | None = None,
 ) -> Iterator[StepRecord]:
     """Draft, verify against ``answer``, commit, until it is complete; the prompt's pass yields its first token."""
     if answer:
@@ -110,28 +122,31 @@ def replay_answer(
     while request.num_output_tokens < len(answer):
         remaining = answer[request.num_output_tokens :]
         context = request.num_tokens
+        drafted_before = recorded.clock() if recorded is not None else 0.0
         ladder.plan([request])
         length = min(ladder.horizon(request), len(remaining) - 1)
         [draft] = ladder.propose([request], [length])
+        draft_ms = overhead_ms + ((recorded.clock() - drafted_before) * 1e3 if recorded is not None else 0.0)
         num_accepted = 0
         while num_accepted < len(draft.token_ids) and draft.token_ids[num_accepted] == remaining[num_accepted]:
             num_accepted += 1
         verdict = Verdict(remaining[: num_accepted + 1], len(draft.token_ids), num_accepted)
         request.token_ids += verdict.token_ids
         ladder.observe(request, verdict)
-        forward_ms = pass_cost(1 + verdict.num_drafted, context) if pass_cost is not None else 0.0
+        num_tokens = len(verdict.token_ids)
+        forward_ms = step_ms = 0.0
         if pass_cost is not None:
-            step_ms = forward_ms + overhead_ms
-            num_tokens = len(verdict.token_ids)
-            ladder.record_step([request], num_tokens, verdict.num_drafted, draft_ms=overhead_ms, step_ms=step_ms)
+            forward_ms = pass_cost(1 + verdict.num_drafted, context)
+            step_ms = forward_ms + draft_ms
+            ladder.record_step([request], num_tokens, verdict.num_drafted, draft_ms=draft_ms, step_ms=step_ms)
         yield StepRecord(
-            ms=forward_ms + overhead_ms if pass_cost is not None else 0.0,
-            num_tokens=len(verdict.token_ids),
+            ms=step_ms,
+            num_tokens=num_tokens,
             num_drafted=verdict.num_drafted,
             num_accepted=num_accepted,
             horizon=length,
             source=draft.source,
-            draft_ms=overhead_ms if verdict.num_drafted else 0.0,
+            draft_ms=draft_ms if verdict.num_drafted else 0.0,
             forward_ms=forward_ms,
             expected_acceptances=tuple(draft.acceptances),
         )

@@ -1,6 +1,6 @@
 """Record what the target says on the benchmark's tasks, and rank drafting rules on it without running the target again.
 
-python -m paceline.bench.score record TRACE --tasks 10
+python -m paceline.bench.score record TRACE --tasks 10 --draft auto
 python -m paceline.bench.score rank TRACE --rules "dynamic:8 dynamic:16 dynamic:16:0.868 static:4"
 python -m paceline.bench.score rank TRACE --rules dynamic:16 --positions --calibration
 """
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.bench import measure
+from paceline.bench.recorded import RecordedProposer, record_drafts
 from paceline.bench.records import TurnRecord
 from paceline.bench.replay import PassCost, make_ladder, replay_trace
 from paceline.bench.trace import TraceTurn, read_trace, record_task, write_trace
@@ -37,6 +38,9 @@ def record(
     suite: Annotated[str, typer.Option("--suite", help="agent or humaneval.")] = "agent",
     seed: Annotated[int, typer.Option("--seed", help="Which tasks are chosen.")] = 0,
     model: Model = "smollm2-135m",
+    draft: Annotated[
+        str, typer.Option("--draft", help="A draft model to record beside; auto, none or a path.")
+    ] = "none",
 ) -> None:
     """Run tasks and write every token the target chose, with the likeliest alternatives."""
     from paceline.bench.suite import load_suite, stratified
@@ -45,10 +49,11 @@ def record(
 
     done = {turn.task_id for turn in read_trace(trace)} if trace.exists() else set()
     console = Console()
-    with Engine(model) as engine:
+    with Engine(model, draft=draft if draft != "none" else None) as engine:
+        recorder = record_drafts(engine) if draft != "none" else None
         for task in stratified(load_suite(suite, home=paceline_home()), tasks, seed):
             if task.task_id not in done:
-                turns = list(record_task(task, engine))
+                turns = list(record_task(task, engine, recorder=recorder))
                 write_trace(trace, turns)
                 console.print(f"{task.task_id}: {sum(len(turn.token_ids) for turn in turns)} tokens")
 
@@ -63,6 +68,9 @@ def rank(
         str, typer.Option("--rows", help="Measured milliseconds by rows, ROWS=MS,...; see paceline.bench.forward.")
     ] = "",
     overhead_ms: Annotated[float, typer.Option("--overhead", help="ms of a step beside the pass.")] = 0.3,
+    draft_cost: Annotated[
+        float, typer.Option("--draft-cost", help="A token of the recorded draft model, in passes of one row.")
+    ] = 0.08,
     positions: Annotated[bool, typer.Option("--positions", help="Acceptance by position of the last rule.")] = False,
     calibration: Annotated[bool, typer.Option("--calibration", help="What the last rule learnt, by bin.")] = False,
     model: Model = "smollm2-135m",
@@ -75,10 +83,15 @@ def rank(
     table = Table("rule", "speedup", "acceptance", "tokens/pass", "mean horizon", "calibration error", "sources")
     console = Console(width=160)
     records: list[TurnRecord] = []
+    has_drafts = any(turn.drafts for turn in turns)
     ladder = make_ladder(tokenizer)
     for rule in rules.split():
-        ladder = make_ladder(tokenizer)
-        records = list(replay_trace(turns, parse_rule(rule), tokenizer, cost, overhead_ms=overhead_ms, ladder=ladder))
+        recorded = RecordedProposer(draft_cost * cost(1, 0)) if has_drafts else None
+        ladder = make_ladder(tokenizer, recorded)
+        replayed = replay_trace(
+            turns, parse_rule(rule), tokenizer, cost, overhead_ms=overhead_ms, ladder=ladder, recorded=recorded
+        )
+        records = list(replayed)
         table.add_row(rule, *_cells(records, turns, cost, overhead_ms))
     console.print(table)
     if positions:

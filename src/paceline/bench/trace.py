@@ -1,7 +1,8 @@
 """Traces: what the target really said, token by token, so that drafting rules can be ranked without running it.
 
 One JSON line per turn: the prompt and the answer as token ids, the client's prediction, and for each answer token the
-target's likeliest alternatives. Greedy answers are the same whatever drafts, so one trace serves every rule.
+target's likeliest alternatives, and what the draft model would have drafted from there on. Greedy answers are the same
+whatever drafts, so one trace serves every rule.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.bench.recorded import IN_EVERY_STEP, DraftRecorder, RecordedDraft
 from paceline.bench.records import Message, Task, TextKind
 from paceline.errors import BenchmarkError
 from paceline.request import SamplingParams, Speculation
@@ -29,6 +31,7 @@ class TraceTurn:
 
     Attributes:
         top: per answer token, the target's likeliest tokens with their log-probabilities, most likely first.
+        drafts: per answer token, what the draft model says in its place and behind it; empty without a draft model.
     """
 
     task_id: str
@@ -39,10 +42,18 @@ class TraceTurn:
     prediction: str | None
     token_ids: Sequence[int]
     top: Sequence[Sequence[tuple[int, float]]]
+    drafts: Sequence[RecordedDraft] = ()
 
 
-def record_task(task: Task, engine: Engine, *, speculation: Speculation | None = None) -> Iterator[TraceTurn]:
-    """Run a task with gold history (as the scripted benchmark does) and greedy answers."""
+def record_task(
+    task: Task, engine: Engine, *, speculation: Speculation | None = None, recorder: DraftRecorder | None = None
+) -> Iterator[TraceTurn]:
+    """Run a task with gold history (as the scripted benchmark does) and greedy answers.
+
+    ``recorder`` is what :func:`paceline.bench.recorded.record_drafts` put into the engine, if it did; ``speculation``
+    is then :data:`paceline.bench.recorded.IN_EVERY_STEP`.
+    """
+    speculation = IN_EVERY_STEP if recorder is not None else speculation
     history: list[Message] = []
     for number, turn in enumerate(task.turns):
         history += turn.messages
@@ -59,6 +70,7 @@ def record_task(task: Task, engine: Engine, *, speculation: Speculation | None =
             prediction=turn.prediction,
             token_ids=list(output.token_ids),
             top=[[(token, round(value, 4)) for token, value in each.top.items()] for each in output.logprobs],
+            drafts=recorder.take(len(output.token_ids)) if recorder is not None else (),
         )
         history.append({"role": "assistant", "content": turn.gold})
 

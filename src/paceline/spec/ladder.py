@@ -10,7 +10,7 @@ drafted. Their acceptance stays known while others draft, or nobody: nothing has
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.records import Verdict
@@ -62,6 +62,7 @@ class Ladder:
         lookups: sources that answer at once, in order of preference where two promise the same.
         proposers: sources that take time.
         costs: what passes and drafts take; fed by :meth:`record_step`.
+        clock: in seconds, for the price of what proposers draft; a replay brings its own.
     """
 
     name = "ladder"
@@ -73,12 +74,14 @@ class Ladder:
         *,
         costs: StepCosts | None = None,
         calibration: Calibration | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.costs = costs if costs is not None else StepCosts()
         self.calibration = calibration if calibration is not None else Calibration()
         self.controller = HorizonController(self.costs)
         self._lookups = {lookup.name: lookup for lookup in lookups}
         self._proposers = {proposer.name: proposer for proposer in proposers}
+        self._clock = clock
         self._states: dict[str, _State] = {}
         self._has_asked = False  # a proposer, in this step
 
@@ -86,6 +89,11 @@ class Ladder:
     def sources(self) -> list[str]:
         """The names of all sources."""
         return [*self._lookups, *self._proposers]
+
+    @property
+    def proposers(self) -> Mapping[str, Proposer]:
+        """The sources that take time, by name."""
+        return self._proposers
 
     def plan(self, requests: Sequence[Request]) -> None:
         """Choose source and horizon for each of the requests that decode in this step: one budget over the batch."""
@@ -246,9 +254,9 @@ class Ladder:
         self._has_asked = True
         proposer = self._proposers[source]
         proposer.prepare(requests)
-        started = time.perf_counter()
+        started = self._clock()
         proposed = proposer.propose(requests, horizons, [state.rule for state in states])
-        milliseconds = (time.perf_counter() - started) * 1e3
+        milliseconds = (self._clock() - started) * 1e3
         # The last pass of a draft that was stopped gave no token.
         passes = [len(draft.token_ids) for draft in proposed]
         passes += [len(state.rule.confidences) for state in states if state.rule is not None]

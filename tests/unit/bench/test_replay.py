@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline import Engine, Speculation
+from paceline import Engine, SamplingParams, Speculation
 from paceline.bench import measure, score
+from paceline.bench.recorded import RecordedProposer, record_drafts
 from paceline.bench.records import Task, Turn
 from paceline.bench.replay import make_ladder, replay_trace
 from paceline.bench.trace import TraceTurn, read_trace, record_task, write_trace
@@ -81,6 +82,36 @@ def test_a_trace_of_the_engine_is_what_the_engine_says(tiny_checkpoint: Path, tm
         assert len(one.top) == len(one.token_ids)
         assert all(top[0][0] == token for top, token in zip(one.top, one.token_ids, strict=True))
     assert len(recorded[1].prompt_token_ids) > len(recorded[0].prompt_token_ids)  # the gold answer joined the history
+
+
+@pytest.mark.parametrize("draft", ["trained_head", "sharp_target"])
+def test_a_recorded_draft_model_drafts_as_the_engine_does(
+    sharp_target: Path, draft: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What a replay makes of a recording is what the engine's own static drafting did, draft by draft."""
+    task = Task("task", "part", [Turn([{"role": "user", "content": "abc"}], gold="gold", kind="prose", max_tokens=24)])
+    speculation = Speculation("static", 3, drafters=("model",))
+    path = tmp_path / "trace.jsonl"
+    with Engine(sharp_target, draft=request.getfixturevalue(draft)) as engine:
+        prompt = engine.tokenizer.encode(engine.render(task.turns[0].messages))
+        real: list[tuple[int, int]] = []
+        engine.core.listeners.append(lambda event: real.append((event.num_drafted, event.num_accepted)))
+        output = engine.generate(prompt, SamplingParams(max_tokens=24), speculation=speculation)
+        write_trace(path, record_task(task, engine, recorder=record_drafts(engine)))
+    [turn] = read_trace(path)
+    assert list(turn.token_ids) == list(output.token_ids)
+    recorded = RecordedProposer(draft_ms=2.0)
+    ladder = make_ladder(Codec(), recorded)  # type: ignore[arg-type]
+    [record] = replay_trace([turn], speculation, Codec(), lambda *_: 10.0, ladder=ladder, recorded=recorded)  # type: ignore[arg-type]
+    steps = record.steps[1:]
+    assert [(step.num_drafted, step.num_accepted) for step in steps] == real[1 : 1 + len(steps)]
+    assert sum(step.num_drafted for step in steps) > 0
+    assert record.turn_ms == pytest.approx(sum(10.0 + 2.0 * step.num_drafted for step in steps))
+
+
+def test_recording_needs_a_draft_model(tiny_checkpoint: Path) -> None:
+    with Engine(tiny_checkpoint, draft=None) as engine, pytest.raises(InvalidParameterError, match="no draft model"):
+        record_drafts(engine)
 
 
 def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:

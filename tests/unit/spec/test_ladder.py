@@ -10,7 +10,6 @@ import pytest
 
 from paceline.records import Verdict
 from paceline.request import Request, SamplingParams, Speculation, SpeculationMode
-from paceline.spec import ladder as ladder_module
 from paceline.spec.forced import GrammarLookup
 from paceline.spec.ladder import Ladder
 from paceline.spec.proposer import NO_DRAFT, Draft, Guess, StopRule
@@ -18,19 +17,17 @@ from tests.fakes import RuledConstraint
 
 
 class Clock:
-    """time.perf_counter under the test's control."""
+    """Seconds under the test's control."""
 
     now = 0.0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(ladder_module, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @dataclass
@@ -128,7 +125,7 @@ def test_of_equal_sources_the_one_named_first_drafts(clock: Clock) -> None:
 
 def test_the_model_drafts_where_no_lookup_knows_anything(clock: Clock) -> None:
     model = FakeModel(clock, {"a": [7] * 8, "b": [8] * 8}, ms_per_token=0.01)
-    ladder = Ladder([FakeLookup("suffix", {"a": [4] * 8}, length=40)], [model])
+    ladder = Ladder([FakeLookup("suffix", {"a": [4] * 8}, length=40)], [model], clock=clock)
     drafts = draft(ladder, [request("a"), request("b")])
     assert drafts[0] == ("suffix", [4] * len(drafts[0][1]))
     assert drafts[1][0] == "model"
@@ -143,7 +140,7 @@ def test_static_drafts_as_far_as_told_and_off_never(clock: Clock) -> None:
 
 def test_an_empty_draft_has_no_source(clock: Clock) -> None:
     model = FakeModel(clock, {})
-    ladder = Ladder([], [model])
+    ladder = Ladder([], [model], clock=clock)
     item = request(mode="static")
     assert draft(ladder, [item]) == [("none", [])]
     commit(ladder, item, 0, 0, [5])
@@ -204,7 +201,7 @@ def test_a_lookup_that_becomes_right_comes_back_without_a_probe(clock: Clock) ->
 
 def test_only_the_source_of_the_draft_observes_and_release_reaches_everyone(clock: Clock) -> None:
     model, suffix = FakeModel(clock, {"b": [8] * 8}, 0.01), FakeLookup("suffix", {"a": [4] * 8}, length=40)
-    ladder = Ladder([suffix], [model])
+    ladder = Ladder([suffix], [model], clock=clock)
     a, b = request("a"), request("b")
     draft(ladder, [a, b])
     for item in (a, b, request("unheard of")):
@@ -264,7 +261,9 @@ def test_a_lookup_that_is_always_wrong(clock: Clock, num_tokens: int) -> None:
 @pytest.mark.parametrize("num_tokens", [300, 3000])
 def test_a_model_that_is_always_wrong(clock: Clock, ms_per_token: float, num_tokens: int) -> None:
     model = FakeModel(clock, {"a": [5] * 8}, ms_per_token)
-    rate = rate_against_plain(Ladder([], [model]), clock, [9] * num_tokens, None, random.Random(0), after=64)
+    rate = rate_against_plain(
+        Ladder([], [model], clock=clock), clock, [9] * num_tokens, None, random.Random(0), after=64
+    )
     assert rate >= 0.95
 
 
@@ -272,19 +271,23 @@ def test_a_model_that_is_always_wrong(clock: Clock, ms_per_token: float, num_tok
 def test_a_model_that_is_always_right_and_slow(clock: Clock, num_tokens: int) -> None:
     """50 ms a call for one token of 7 ms: never worth it, however right."""
     model = FakeModel(clock, {"a": [9] * 8}, 50.0)
-    rate = rate_against_plain(Ladder([], [model]), clock, [9] * num_tokens, None, random.Random(0), after=64)
+    rate = rate_against_plain(
+        Ladder([], [model], clock=clock), clock, [9] * num_tokens, None, random.Random(0), after=64
+    )
     assert rate >= 0.95
 
 
 def test_a_model_that_is_right_and_quick_pays(clock: Clock) -> None:
     model = FakeModel(clock, {"a": [9] * 8}, 0.3)
-    assert rate_against_plain(Ladder([], [model]), clock, [9] * 1000, None, random.Random(0), after=64) > 3.0
+    assert (
+        rate_against_plain(Ladder([], [model], clock=clock), clock, [9] * 1000, None, random.Random(0), after=64) > 3.0
+    )
 
 
 def test_reading_is_no_price_of_a_token(clock: Clock) -> None:
     model = FakeModel(clock, {"a": [9] * 8}, 0.3)
     model.ms_to_prepare = 20.0
-    ladder, item = Ladder([], [model]), request()
+    ladder, item = Ladder([], [model], clock=clock), request()
     assert draft(ladder, [item])[0][0] == "model"
     assert model.prepared == ["a"]
     assert ladder.costs.draft_ms("model") == pytest.approx(0.3, rel=0.01)
@@ -293,7 +296,7 @@ def test_reading_is_no_price_of_a_token(clock: Clock) -> None:
 def test_a_model_that_becomes_quick_is_found_again(clock: Clock) -> None:
     """Probes: what was too slow on a busy machine is tried again now and then."""
     model = FakeModel(clock, {"a": [9] * 8}, 50.0)
-    ladder = Ladder([], [model])
+    ladder = Ladder([], [model], clock=clock)
     rate_against_plain(ladder, clock, [9] * 300, None, random.Random(0), after=0)
     model.ms_per_token = 0.3
     assert rate_against_plain(ladder, clock, [9] * 20_000, None, random.Random(0), after=12_000) > 2.0
@@ -301,7 +304,7 @@ def test_a_model_that_becomes_quick_is_found_again(clock: Clock) -> None:
 
 def test_the_clock_does_not_decide_what_is_drafted_by_a_static_horizon(clock: Clock) -> None:
     model = FakeModel(clock, {"a": [9] * 8}, 500.0)
-    ladder = Ladder([], [model])
+    ladder = Ladder([], [model], clock=clock)
     item = request(mode="static")
     for _ in range(5):
         assert draft(ladder, [item]) == [("model", [9] * 8)]
@@ -354,7 +357,7 @@ class UnsureModel(FakeModel):
 def test_a_model_stops_where_it_is_unsure_and_expects_what_its_confidence_was_worth(clock: Clock) -> None:
     model = UnsureModel(clock, {"a": [7] * 8}, ms_per_token=0.01)
     model.confidences = [0.99, 0.99, 0.01, 0.99]
-    ladder, item = Ladder([], [model]), request()
+    ladder, item = Ladder([], [model], clock=clock), request()
     assert draft(ladder, [item]) == [("model", [7, 7])]
     before = ladder.calibration.acceptances("a", "model", "blind", 0, 8)
     commit(ladder, item, 2, 2, [7, 7, 5])
@@ -368,7 +371,7 @@ def test_a_model_stops_where_it_is_unsure_and_expects_what_its_confidence_was_wo
 def test_a_static_draft_is_not_stopped(clock: Clock) -> None:
     model = UnsureModel(clock, {"a": [7] * 8})
     model.confidences = [0.01] * 8
-    assert draft(Ladder([], [model]), [request(mode="static", max_tokens=5)]) == [("model", [7] * 5)]
+    assert draft(Ladder([], [model], clock=clock), [request(mode="static", max_tokens=5)]) == [("model", [7] * 5)]
 
 
 def test_lookups_that_know_nothing_lead_to_no_pause(clock: Clock) -> None:
@@ -383,7 +386,7 @@ def test_lookups_that_know_nothing_lead_to_no_pause(clock: Clock) -> None:
 def test_a_model_that_is_never_sure_is_asked_less_and_less(clock: Clock) -> None:
     model = UnsureModel(clock, {"a": [7] * 8})
     model.confidences = [0.01] * 8
-    ladder, item = Ladder([], [model]), request()
+    ladder, item = Ladder([], [model], clock=clock), request()
     for _ in range(300):
         asked = len(model.asked)
         clock.now += 10e-3

@@ -287,10 +287,12 @@ class Ladder:
         )
 
     def _observe_proposer(self, state: _State, session: str, verdict: Verdict) -> None:
-        """By place, where a draft that ended early has missed what was planned; and by the drafter's confidence."""
+        """By place, where a token that was not worth keeping is a miss; and by the drafter's confidence."""
         assert state.asked is not None
         num_accepted, is_missed = verdict.num_accepted, verdict.num_accepted < verdict.num_drafted
-        is_short = verdict.num_drafted < state.horizon
+        # Places the drafter was not asked about say nothing; else one that is once thought poor would stay so for ever.
+        num_asked = len(state.rule.confidences) if state.rule is not None else state.horizon
+        is_short = verdict.num_drafted < num_asked
         self.calibration.observe(session, state.asked, _BLIND, 0, num_accepted, ended_in_miss=is_missed or is_short)
         if state.rule is not None:
             state.rule.observe(num_accepted, ended_in_miss=is_missed)

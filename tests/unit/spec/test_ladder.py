@@ -364,8 +364,23 @@ def test_a_model_stops_where_it_is_unsure_and_expects_what_its_confidence_was_wo
     after = ladder.calibration.acceptances("a", "model", "blind", 0, 8)
     assert after[0] > before[0]
     assert after[1] > before[1]
-    assert after[2] < before[2]  # it was planned, and did not come
+    assert after[2] < before[2]  # it was asked for, and did not come
     assert after[3:] == before[3:]
+
+
+def test_a_place_that_was_not_asked_for_is_no_miss(clock: Clock) -> None:
+    model = UnsureModel(clock, {"a": [7] * 8}, ms_per_token=0.01)
+    model.confidences = [0.99, 0.99]
+    ladder, item = Ladder([], [model], clock=clock), request()
+    for _ in range(8):  # until a second token is not worth its time
+        ladder.calibration.observe("a", "model", "blind", 1, 0, ended_in_miss=True)
+    ladder.costs.observe_draft("model", 1, 0.4)
+    assert draft(ladder, [item]) == [("model", [7])]
+    before = ladder.calibration.acceptances("a", "model", "blind", 0, 2)
+    commit(ladder, item, 1, 1, [7, 5])
+    after = ladder.calibration.acceptances("a", "model", "blind", 0, 2)
+    assert after[0] > before[0]
+    assert after[1] == before[1]
 
 
 def test_a_static_draft_is_not_stopped(clock: Clock) -> None:

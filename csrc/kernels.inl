@@ -206,7 +206,7 @@ void multiply_rest(const Panels& weight, int panel, const Rows& rows, int first_
 
 void linear(const Panels& weight, int first, int last, const Rows& rows, int num_rows, Output out) {
 #if defined(__AMX_INT8__)
-  if (rows.is_quantised && num_rows >= kAmxRows && weight.num_inputs <= kAmxInputs)
+  if (rows.is_quantised && num_rows >= kAmxRows)
     return linear_amx(weight, first, last, rows, num_rows, out);
 #endif
   for (int panel = first; panel < last; ++panel) {

@@ -1,6 +1,8 @@
 // Attention in the tile unit: keys lie as its second operand already, values as well, and queries and probabilities are
 // rounded to bf16. Every row is summed in the unit's own fixed order, whatever rows stand beside it.
 
+constexpr int kRowsAtOnce = 2 * kRowTile;
+
 // Registers 0-3: sums [rows][16]; 4 and 5: operands of the first 16 rows and of the others; 6 and 7: what they meet.
 // Scores sum over 32 dimensions of 16 keys at a time, weighted values over 16 tokens. A row that is not there is not
 // computed: the unit's time goes by rows.
@@ -32,9 +34,9 @@ inline F soft_exp(F x) {
   return times_power(fma(p, r, broadcast(1.0f)), n);
 }
 
-// scores [rows, kChunk] of q [rows, width] in bf16 against the keys of some tiles. There is room for two tiles of 16 rows,
-// and each pair of key tiles is read once for both.
-inline void score(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {
+// scores [rows, kChunk] of at most 32 rows q [rows, width] in bf16 against the keys of some tiles; each pair of these is
+// read once for both tiles of rows.
+inline void score_rows_at_once(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {
   constexpr int kStride = kMaxHeadDim * 2, kScoreStride = kChunk * 4;
   const uint16_t* more_q = q + kRowTile * kMaxHeadDim;
   float* more_scores = scores + kRowTile * kChunk;
@@ -68,8 +70,8 @@ inline void score(const Tile* tiles, int num_tiles, const uint16_t* q, int num_r
   _tile_release();
 }
 
-// out [rows, width] = probs [rows, kChunk] in bf16 times the values of some tiles, 32 dimensions at a time.
-inline void weigh(const Tile* tiles, int num_tiles, const uint16_t* probs, int num_rows, int width, float* out) {
+// out [rows, width] of at most 32 rows = probs [rows, kChunk] in bf16 times the values of some tiles, 32 dimensions at a time.
+inline void weigh_rows_at_once(const Tile* tiles, int num_tiles, const uint16_t* probs, int num_rows, int width, float* out) {
   const uint16_t* more_probs = probs + kRowTile * kChunk;
   float* more_out = out + kRowTile * width;
   const bool has_more = num_rows > kRowTile;
@@ -100,4 +102,20 @@ inline void weigh(const Tile* tiles, int num_tiles, const uint16_t* probs, int n
     if (has_more) _tile_stored(3, more_out + d + kLanes, stride);
   }
   _tile_release();
+}
+
+inline void score(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {
+  for (int row = 0; row < num_rows; row += kRowsAtOnce) {
+    const int left = num_rows - row;
+    score_rows_at_once(tiles, num_tiles, q + row * kMaxHeadDim, left < kRowsAtOnce ? left : kRowsAtOnce, width,
+                       scores + row * kChunk);
+  }
+}
+
+inline void weigh(const Tile* tiles, int num_tiles, const uint16_t* probs, int num_rows, int width, float* out) {
+  for (int row = 0; row < num_rows; row += kRowsAtOnce) {
+    const int left = num_rows - row;
+    weigh_rows_at_once(tiles, num_tiles, probs + row * kChunk, left < kRowsAtOnce ? left : kRowsAtOnce, width,
+                       out + row * width);
+  }
 }

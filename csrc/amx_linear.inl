@@ -139,12 +139,14 @@ void linear_in_tiles(const Panels& weight, int first, int last, const Rows& rows
         unpack_group(panel + step * g + 4 * kPanel, unpacked + kGroup * kPanel * g);
       codes = unpacked;
     }
-    for (int row = 0; row < num_rows; row += R) {
+    int row = 0;
+    for (; num_rows - row >= kAmxRows; row += R) {
       const uint8_t* tile = rows.data + rows.tile_bytes() * (row / kRowTile);
       F product[R];
       multiply_tile<R>(panel, step, codes, is_packed ? kGroup * kPanel : step, tile, rows.num_groups, work, product);
       for (int r = 0; r < R && row + r < num_rows; ++r) write_outputs(weight, p, row + r, product[r], out);
     }
+    if (row < num_rows) multiply_rest<kAmxRows - 1>(weight, p, rows, row, num_rows - row, out);
   }
   _tile_release();
 }

@@ -13,7 +13,7 @@ constexpr int kTile = 16;   // slots of the K/V store that lie together
 constexpr int kChunk = 256; // positions whose softmax is computed at once, KV_GROUP in Python; a multiple of kTile
 constexpr int kHeadStep = 32;  // a head's numbers are stored in multiples of this
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxQueries = 32;  // query rows (tokens x heads of one K/V head) of one attention task; whole row tiles
+constexpr int kMaxQueries = 64;  // query rows (tokens x heads of one K/V head) of one attention task; whole row tiles
 
 enum class Format : int { kInt4 = 4, kInt8 = 8, kBf16 = 16 };
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-# Rows at which the curve is kept, and its prior there in units of one row.
-_KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)
-_PRIOR_SHAPE = (1.0, 1.1, 1.2, 1.4, 1.9, 2.2, 3.0, 3.8, 5.5, 7.0, 13.0)
+# Rows at which the curve is kept, and its prior there in units of one row. Kernels work in tiles of 8 and 16: the row after
+# a tile is a knot of its own, or what it costs would be thought to be spread over the rows to come.
+_KNOTS = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 48, 64, 128)
+_PRIOR_SHAPE = (1.0, 1.1, 1.2, 1.4, 1.5, 1.7, 2.0, 2.3, 3.0, 3.6, 5.3, 7.0, 13.0)
 # Prior of the context's share: one row after 4,096 tokens takes about twice the time of one after none.
 _PRIOR_SLOPE = 1.0 / 4096
 # Weight of a new pass in the curve, and what is remembered of old passes in the line from one pass to the next.
@@ -33,6 +34,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._shape = list(_PRIOR_SHAPE)
+        self._largest_seen = 1  # rows of a pass
         self._num_passes = 0
         # Sums of the weighted least squares of time / shape over context: weight, x, y, x x, x y.
         self._sums = [0.0, 0.0, 0.0, 0.0, 0.0]
@@ -87,11 +89,20 @@ class StepCosts:
         if num_rows == 1 or num_rows >= _KNOTS[-1]:
             return  # the unit, and what is never chosen
         lower, share = _segment(num_rows)
-        error = ratio - self.shape(num_rows)
+        before = self.shape(num_rows)
+        error = ratio - before
         for knot, weight in ((lower, 1.0 - share), (lower + 1, share)):
             if knot > 0:
                 self._shape[knot] += _SHAPE_STEP * weight * error
-        for knot in range(1, len(_KNOTS)):  # more rows never cost less
+        self._largest_seen = max(self._largest_seen, num_rows)
+        # What was never tried keeps its prior ratio to what was: on an accelerator it would look dear for ever.
+        for knot in range(lower + 1 + (share > 0.0), len(_KNOTS)):
+            if _KNOTS[knot] > self._largest_seen:
+                self._shape[knot] *= self.shape(num_rows) / before
+        # More rows never cost less, and where that is at odds with what was just seen the other knots give way.
+        for knot in range(lower, 0, -1):
+            self._shape[knot] = min(self._shape[knot], self._shape[knot + 1])
+        for knot in range(1, len(_KNOTS)):
             self._shape[knot] = max(self._shape[knot], self._shape[knot - 1])
 
     def _correct_line(self, context: float, milliseconds: float, weight_of_pass: float) -> None:

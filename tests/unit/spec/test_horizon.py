@@ -24,7 +24,7 @@ def flat_costs(per_row: float = 0.0, plain_ms: float = 10.0) -> StepCosts:
     """A machine whose rows cost ``per_row`` of a plain step each, learnt from passes."""
     costs = StepCosts()
     for _ in range(400):
-        for rows in (1, 1, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64):
+        for rows in (1, 1, 1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 48, 64):
             costs.observe_pass(rows, CONTEXT, plain_ms * (1 + per_row * (rows - 1)))
     return costs
 

@@ -135,7 +135,7 @@ def test_next_token_distributions_stay_near_those_of_fp32(
     assert on_rounded < 5e-3
 
 
-@pytest.mark.parametrize("overrides", [{"head_dim": 258}, {"hidden_size": 528, "num_attention_heads": 66}])
+@pytest.mark.parametrize("overrides", [{"head_dim": 258}, {"hidden_size": 1040, "num_attention_heads": 130}])
 def test_heads_that_the_kernels_have_no_room_for_are_refused(overrides: dict[str, Any], tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path / "wide", "llama", **{"head_dim": 8, **overrides})
     with pytest.raises(BackendUnavailableError, match="use --backend torch"):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-# Rows at which the curve is kept, and its prior there in units of one row. Kernels work in tiles of 8 and 16: the row after
-# a tile is a knot of its own, or what it costs would be thought to be spread over the rows to come.
+# Rows at which the curve is kept, and its prior there in units of one row. Kernels work in tiles of 8 and 16: the row
+# after a tile is a knot of its own, or what it costs would be thought to be spread over the rows to come.
 _KNOTS = (1, 2, 4, 8, 9, 12, 16, 17, 24, 32, 48, 64, 128)
 _PRIOR_SHAPE = (1.0, 1.1, 1.2, 1.4, 1.5, 1.7, 2.0, 2.3, 3.0, 3.6, 5.3, 7.0, 13.0)
 # Prior of the context's share: one row after 4,096 tokens takes about twice the time of one after none.

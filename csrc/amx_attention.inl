@@ -36,7 +36,7 @@ inline F soft_exp(F x) {
 
 // scores [rows, kChunk] of at most 32 rows q [rows, width] in bf16 against the keys of some tiles; each pair of these is
 // read once for both tiles of rows.
-inline void score_rows_at_once(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {
+inline void score_at_once(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {
   constexpr int kStride = kMaxHeadDim * 2, kScoreStride = kChunk * 4;
   const uint16_t* more_q = q + kRowTile * kMaxHeadDim;
   float* more_scores = scores + kRowTile * kChunk;
@@ -70,8 +70,9 @@ inline void score_rows_at_once(const Tile* tiles, int num_tiles, const uint16_t*
   _tile_release();
 }
 
-// out [rows, width] of at most 32 rows = probs [rows, kChunk] in bf16 times the values of some tiles, 32 dimensions at a time.
-inline void weigh_rows_at_once(const Tile* tiles, int num_tiles, const uint16_t* probs, int num_rows, int width, float* out) {
+// out [rows, width] of at most 32 rows = probs [rows, kChunk] in bf16 times the values of some tiles, 32 dimensions at
+// a time.
+inline void weigh_at_once(const Tile* tiles, int num_tiles, const uint16_t* probs, int num_rows, int width, float* out) {
   const uint16_t* more_probs = probs + kRowTile * kChunk;
   float* more_out = out + kRowTile * width;
   const bool has_more = num_rows > kRowTile;
@@ -107,15 +108,15 @@ inline void weigh_rows_at_once(const Tile* tiles, int num_tiles, const uint16_t*
 inline void score(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {
   for (int row = 0; row < num_rows; row += kRowsAtOnce) {
     const int left = num_rows - row;
-    score_rows_at_once(tiles, num_tiles, q + row * kMaxHeadDim, left < kRowsAtOnce ? left : kRowsAtOnce, width,
-                       scores + row * kChunk);
+    score_at_once(tiles, num_tiles, q + row * kMaxHeadDim, left < kRowsAtOnce ? left : kRowsAtOnce, width,
+                  scores + row * kChunk);
   }
 }
 
 inline void weigh(const Tile* tiles, int num_tiles, const uint16_t* probs, int num_rows, int width, float* out) {
   for (int row = 0; row < num_rows; row += kRowsAtOnce) {
     const int left = num_rows - row;
-    weigh_rows_at_once(tiles, num_tiles, probs + row * kChunk, left < kRowsAtOnce ? left : kRowsAtOnce, width,
-                       out + row * width);
+    weigh_at_once(tiles, num_tiles, probs + row * kChunk, left < kRowsAtOnce ? left : kRowsAtOnce, width,
+                  out + row * width);
   }
 }

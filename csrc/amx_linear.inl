@@ -55,9 +55,9 @@ inline void store_sums(int32_t* out) {
   if constexpr (Sum == 3) _tile_stored(3, out, 64);
 }
 
-// Sums leave the tile unit through memory. They are stored two groups after they were begun, when the unit has them, and
-// scaled two groups after that: a load that comes soon after a tile's store waits until the store has reached the cache. For
-// the same reason 4-bit codes are unpacked four groups before the unit reads them.
+// Sums leave the tile unit through memory. They are stored two groups after they were begun, when the unit has them,
+// and scaled two groups after that: a load that comes soon after a tile's store waits until the store has reached the
+// cache. For the same reason 4-bit codes are unpacked four groups before the unit reads them.
 constexpr int kStoreAfter = 2, kScaleAfter = 4, kUnpackBefore = 4, kInFlight = 8;
 
 // The 4-bit codes of a group as bytes.
@@ -87,11 +87,11 @@ inline void scale_sums(const uint8_t* group, const uint8_t* rows, const int32_t*
   }
 }
 
-// One panel times the first R rows of a tile. `codes` are those of the panel as bytes, `codes_step` from group to group; null:
-// they have 4 bits, and each group is unpacked when it is due.
+// One panel times the first R rows of a tile. `codes` are those of the panel as bytes, `codes_step` from group to group;
+// null: they have 4 bits, and each group is unpacked when it is due.
 template <int R>
-inline void multiply_tile(const uint8_t* panel, int64_t step, const uint8_t* codes, int64_t codes_step, const uint8_t* tile,
-                          int num_groups, Workspace& work, F* out) {
+inline void multiply_tile(const uint8_t* panel, int64_t step, const uint8_t* codes, int64_t codes_step,
+                          const uint8_t* tile, int num_groups, Workspace& work, F* out) {
   constexpr int64_t kRowStep = kRowTile * (kGroup + 8);
   const bool is_packed = codes == nullptr;
   F acc[R];

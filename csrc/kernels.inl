@@ -442,9 +442,12 @@ inline Partial soften(float* scores, const Scales* scales, int begin, int end, i
     for (int i = 0; i < width; i += kLanes) store(scores + i, mul(load(scores + i), load(scales->keys + i)));
   for (int i = 0; i < begin; ++i) scores[i] = -1e30f;
   for (int i = end; i < width; ++i) scores[i] = -1e30f;
-  F largest = broadcast(-1e30f);
-  for (int i = 0; i < width; i += kLanes) largest = max(largest, load(scores + i));
-  const float maximum = max_lanes(largest);
+  F largest = broadcast(-1e30f), more = largest;  // two chains: one would wait for itself
+  for (int i = 0; i < width; i += 2 * kLanes) {
+    largest = max(largest, load(scores + i));
+    more = max(more, load(scores + i + kLanes));
+  }
+  const float maximum = max_lanes(max(largest, more));
   F sum = broadcast(0.0f);
   for (int i = 0; i < width; i += 2 * kLanes) {
     F low = soft_exp(sub(load(scores + i), broadcast(maximum)));

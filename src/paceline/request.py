@@ -207,7 +207,7 @@ class Speculation:
     mode: SpeculationMode = "dynamic"
     max_tokens: int = 16
     drafters: Sequence[str] = DRAFTERS
-    min_acceptance: float = 0.7
+    min_acceptance: float = 0.5
 
     def __post_init__(self) -> None:
         _require(

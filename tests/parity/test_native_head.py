@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from paceline import Engine, SamplingParams, Speculation
 from paceline.backends.cpu import CpuBackend, WeightFormat
 from paceline.backends.kv_store import KVShape
 from paceline.backends.metadata import AttentionMetadata, SequenceSlice
@@ -13,6 +18,10 @@ from paceline.backends.quantized import Weight
 from paceline.backends.torch_ref import TorchBackend
 from paceline.model.config import ModelConfig, expected_weights
 from paceline.model.decoder import Decoder
+from paceline.request import Request
+from paceline.spec.draft_model import DraftModelProposer
+from paceline.spec.proposer import Draft
+from tests.unit.train.workshop import HEAD_PROMPTS
 
 _kernels = pytest.importorskip("paceline.backends._kernels")
 NativeDecoder = pytest.importorskip("paceline.model.native").NativeDecoder
@@ -90,3 +99,57 @@ def test_states_of_another_shape_are_refused() -> None:
     for states in (None, torch.zeros(2, 47), torch.zeros(1, 48)):
         with pytest.raises(ValueError, match="states must be"):
             decoder.forward(torch.tensor([1, 2]), torch.tensor([0, 1]), store, metadata, states)
+
+
+# ---- drafting in one call ------------------------------------------------------------------------------------------
+
+
+class Confidences:
+    """A rule that ends a draft after ``num_tokens`` and remembers what it was told."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.told: list[float] = []
+
+    def keeps(self, confidence: float) -> bool:
+        self.told.append(confidence)
+        return len(self.told) <= self.num_tokens
+
+    def wants_more(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("instruction_set", _kernels.instruction_sets())
+@pytest.mark.parametrize("num_kept", [8, 2, 0])
+def test_a_draft_in_one_call_is_one_token_by_token(
+    sharp_target: Path, trained_head: Path, instruction_set: str, num_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens, confidences, the states and so all drafts to come: at every token of several answers, in turn."""
+    monkeypatch.setenv("PACELINE_ISA", instruction_set)
+    said: dict[bool, list[tuple[list[int], list[float]]]] = {True: [], False: []}
+    for at_once in (True, False):
+        with Engine(sharp_target, draft=trained_head, block_size=4, max_model_len=128) as engine:
+            proposer = engine.core.ladder.proposers["model"]
+            assert isinstance(proposer, DraftModelProposer)
+            monkeypatch.setattr(proposer._runner.decoder, "drafts_at_once", at_once)
+            propose = proposer.propose
+
+            def recorded(
+                requests: Sequence[Request], horizons: Sequence[int], rules: object = (), at_once: bool = at_once,
+                propose: Any = propose,
+            ) -> list[Draft]:  # fmt: skip
+                rule = Confidences(num_kept)
+                drafts: list[Draft] = propose(requests, horizons, [rule])
+                said[at_once].append((list(drafts[0].token_ids), rule.told))
+                return drafts
+
+            monkeypatch.setattr(proposer, "propose", recorded)
+            for prompt in HEAD_PROMPTS[:3]:
+                engine.generate(
+                    prompt, SamplingParams(max_tokens=24, ignore_eos=True),
+                    speculation=Speculation("static", 4, drafters=("model",)),
+                )  # fmt: skip
+    assert [tokens for tokens, _ in said[True]] == [tokens for tokens, _ in said[False]]
+    assert any(tokens for tokens, _ in said[True]) == (num_kept > 0)
+    for (_, fast), (_, slow) in zip(said[True], said[False], strict=True):
+        assert fast == pytest.approx(slow, rel=1e-4)

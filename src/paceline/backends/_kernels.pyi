@@ -87,4 +87,18 @@ class Runtime:
         hidden: Tensor,
         kv_only: bool,
     ) -> None: ...
+    def draft(
+        self,
+        decoder: Decoder,
+        head: Weight,
+        store: KVStore,
+        states: Tensor,
+        token_ids: Sequence[int],
+        start: int,
+        block_ids: Sequence[int],
+        block_size: int,
+        listed: Tensor,
+        max_tokens: int,
+        rule: object | None,
+    ) -> list[int]: ...
     def read_weights(self, decoder: Decoder) -> int: ...

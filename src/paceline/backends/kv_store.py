@@ -62,6 +62,11 @@ class HiddenStore:
         """Bytes that one token's state takes."""
         return hidden_size * torch.float16.itemsize
 
+    @property
+    def rows(self) -> Tensor:
+        """The states by slot, [num_slots + 1, hidden_size] float16; the last row stands before a sequence's first."""
+        return self._rows
+
     def write(self, slots: Tensor, states: Tensor) -> None:
         """Keep ``states`` [num_tokens, hidden_size] at ``slots`` [num_tokens]."""
         self._rows.index_copy_(0, slots, states.to(torch.float16))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from paceline.backends import _kernels
 from paceline.backends.base import Linear
 from paceline.backends.cpu import CpuBackend, CpuEmbedding, CpuKVStore, CpuLinear
-from paceline.backends.kv_store import KVStore
+from paceline.backends.kv_store import HiddenStore, KVStore
 from paceline.backends.metadata import AttentionMetadata
 from paceline.backends.quantized import Weight
 from paceline.errors import BackendUnavailableError
@@ -17,11 +19,14 @@ from paceline.model.decoder import Decoder
 
 
 class NativeDecoder(Decoder):
-    """A decoder over the CPU backend. ``Decoder.forward`` is its definition and gives the same bits.
+    """A decoder over the CPU backend. ``Decoder.forward`` is its definition and gives the same bits; of
+    :meth:`draft` a :class:`~paceline.spec.draft_model.DraftModelProposer` is, which drafts token by token.
 
     Raises:
         BackendUnavailableError: heads larger, or more of them to one K/V head, than the kernels have room for.
     """
+
+    drafts_at_once = True
 
     def __init__(
         self, config: ModelConfig, weights: dict[str, Weight], backend: CpuBackend, *, num_positions: int
@@ -112,6 +117,36 @@ class NativeDecoder(Decoder):
             kv_only,
         )
         return hidden
+
+    def draft(
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        block_ids: Sequence[int],
+        store: KVStore,
+        states: HiddenStore,
+        *,
+        block_size: int,
+        listed: Tensor,
+        max_tokens: int,
+        rule: object | None,
+    ) -> list[int]:
+        """See :class:`Decoder`."""
+        assert isinstance(store, CpuKVStore)
+        assert isinstance(self._head, CpuLinear)
+        return self._runtime.draft(
+            self._native,
+            self._head.weight,
+            store.native,
+            states.rows.view(torch.int16),
+            token_ids,
+            start,
+            block_ids,
+            block_size,
+            listed,
+            max_tokens,
+            rule,
+        )
 
     def read_weights(self) -> int:
         """Read all weights once with all threads, for the time it takes; returns their bytes."""

@@ -139,6 +139,20 @@ class HeadRunner(ModelRunner):
         states = self._states_before(batch.metadata)
         self.decoder.write_kv(batch.token_ids, batch.positions, self._store, batch.metadata, states)
 
+    def draft(self, item: SequenceInput, listed: Tensor, max_tokens: int, rule: object | None) -> list[int]:
+        """See :meth:`Decoder.draft`; the K/V and states it leaves are those of :meth:`run`, token by token."""
+        return self.decoder.draft(
+            item.token_ids,
+            item.start,
+            item.block_ids,
+            self._store,
+            self._target_states,
+            block_size=self._block_size,
+            listed=listed,
+            max_tokens=max_tokens,
+            rule=rule,
+        )
+
     def _states_before(self, metadata: AttentionMetadata) -> Tensor:
         """For each token the state of the one before it."""
         return self._target_states.read(metadata.previous_slots, self.decoder.dtype)

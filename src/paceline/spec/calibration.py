@@ -130,10 +130,10 @@ PRIORS: dict[tuple[str, str], Sequence[float]] = {
     ("prediction", "replaced"): (0.25, 0.65, 0.70, 0.75, 0.80, 0.82, 0.84, 0.88, 0.92, 0.94, 0.95, 0.96),
     # What a grammar forces is certain, but for the way it is cut into tokens.
     ("grammar", "forced"): (0.999,) * len(_BINS),
-    # A draft model's own confidence, by its bins: as if it were right about itself.
-    ("model", "confidence"): (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.96, 0.99),
+    # A draft model's own confidence, by its bins: the shipped head is right about itself where look-ups know nothing.
+    ("model", "confidence"): (0.05, 0.14, 0.30, 0.37, 0.45, 0.56, 0.67, 0.75, 0.84, 0.91, 0.93, 0.98),
     # It is asked before anything is known of its draft: here the bins are places in the draft.
-    ("model", "blind"): (0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50),
+    ("model", "blind"): (0.48, 0.49, 0.56, 0.58, 0.55, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50, 0.50),
 }
 
 

@@ -99,6 +99,8 @@ class DraftModelProposer:
         ]
         active = [item for item in rounds if item.horizon > 0]
         self.prepare([item.request for item in active])
+        if len(active) == 1 and self._drafts_at_once(active[0].request):
+            self._draft_at_once(active.pop())
         while active:
             logits = self._runner.run([self._next_input(item) for item in active])
             for item, row in zip(active, logits, strict=True):
@@ -132,6 +134,24 @@ class DraftModelProposer:
             block_ids = self._cache.block_ids(request.request_id)
             self._runner.write_kv([SequenceInput(chunk, start, block_ids, num_logits=0)])
             request.num_draft_computed_tokens += len(chunk)
+
+    def _drafts_at_once(self, request: Request) -> bool:
+        """Whether nothing but the largest logit decides, and the decoder has a call for that."""
+        params = request.params
+        return (
+            isinstance(self._runner, HeadRunner)
+            and self._runner.decoder.drafts_at_once
+            and self._vocabulary is not None
+            and params.is_greedy
+            and not params.has_penalties
+            and request.constraint is None
+        )
+
+    def _draft_at_once(self, item: _Round) -> None:
+        assert isinstance(self._runner, HeadRunner)
+        assert self._vocabulary is not None
+        listed = self._vocabulary.token_ids
+        item.token_ids += self._runner.draft(self._next_input(item), listed, item.horizon, item.rule)
 
     def _next_input(self, item: _Round) -> SequenceInput:
         """The tokens whose K/V are missing, up to the newest draft; counts them as computed."""

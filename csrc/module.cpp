@@ -347,7 +347,7 @@ class Runtime {
   static void require_heads(int num_heads, int head_dim, const KV& kv) {
     require(head_dim == kv.head_dim && head_dim <= kMaxHeadDim, "the head size is not the store's, or above 256");
     require(num_heads % kv.num_heads == 0 && num_heads / kv.num_heads <= kMaxQueries,
-            "query heads must be a multiple of the K/V heads, at most 32 for each");
+            "query heads must be a multiple of the K/V heads, at most 64 for each");
   }
 
   const Kernels* kernels_ = nullptr;

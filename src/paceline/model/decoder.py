@@ -101,10 +101,11 @@ class Decoder:
         max_tokens: int,
         rule: object | None,
     ) -> list[int]:
-        """A head's greedy draft behind ``token_ids``, which stand from ``start`` on, in one call: in Python the way from
-        one token to the next takes longer than a head's weights.
+        """A head's greedy draft behind ``token_ids``, which stand from ``start`` on, in one call: in Python the way
+        from one token to the next takes longer than a head's weights.
 
-        ``listed`` [num_tokens] are the target ids of the logits; ``rule`` is a :class:`~paceline.spec.proposer.StopRule`.
+        ``listed`` [num_tokens] are the target ids of the logits, ``rule`` is a
+        :class:`~paceline.spec.proposer.StopRule`.
         """
         raise NotImplementedError
 

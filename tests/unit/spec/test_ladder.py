@@ -374,7 +374,7 @@ def test_a_place_that_was_not_asked_for_is_no_miss(clock: Clock) -> None:
     ladder, item = Ladder([], [model], clock=clock), request()
     for _ in range(8):  # until a second token is not worth its time
         ladder.calibration.observe("a", "model", "blind", 1, 0, ended_in_miss=True)
-    ladder.costs.observe_draft("model", 1, 0.4)
+    ladder.costs.observe_draft("model", 1, 0.3)
     assert draft(ladder, [item]) == [("model", [7])]
     before = ladder.calibration.acceptances("a", "model", "blind", 0, 2)
     commit(ladder, item, 1, 1, [7, 5])

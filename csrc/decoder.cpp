@@ -30,6 +30,22 @@ Rows rows_for(const Weight& weight, int num_rows, Scratch& scratch) {
   return rows;
 }
 
+void multiply(const Kernels& kernels, Threads& threads, const Weight& weight, const float* bias, const float* x,
+              int num_rows, float* out) {
+  const Panels& panels = weight.panels();
+  Scratch scratch;
+  const Rows rows = rows_for(weight, num_rows, scratch);
+  Stage preparing, multiplying;
+  threads.run([&] {
+    share_rows(preparing, num_rows, panels.num_groups, threads.count(), [&](int row, int first, int last) {
+      kernels.prepare_row(x + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row, first, last);
+    });
+    share_ranges(multiplying, panels.num_panels(), threads.count(), [&](int first, int last) {
+      kernels.linear(panels, first, last, rows, num_rows, {out, panels.num_outputs, bias, false});
+    });
+  });
+}
+
 AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv)
     : batch_(batch),
       num_heads_(num_heads),

@@ -69,6 +69,10 @@ void share_rows(Stage& stage, int num_rows, int num_groups, int num_threads, Bod
   });
 }
 
+// out [num_rows, outputs] = x [num_rows, inputs] times a weight, by all threads; bias may be null.
+void multiply(const Kernels& kernels, Threads& threads, const Weight& weight, const float* bias, const float* x,
+              int num_rows, float* out);
+
 // Attention over a batch, divided into tasks that any thread may take: the division never changes a bit.
 class AttentionPlan {
  public:

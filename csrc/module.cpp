@@ -11,12 +11,12 @@
 #include <unistd.h>
 #endif
 
-#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "decoder.h"
+#include "drafting.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -71,27 +71,6 @@ std::vector<float> copy(const nb::object& array) {
   return {values.data(), values.data() + values.shape(0)};
 }
 
-// What a draft head says of the next token.
-struct Choice {
-  int64_t likeliest;  // of the listed tokens, the first of equals
-  double confidence;  // probability of the likeliest logit, the escape included
-  bool is_outside;    // the escape is more likely than not
-};
-
-// logits: of `num_listed` tokens and, if there is one more, of the escape.
-Choice choose(const std::vector<float>& logits, int64_t num_listed) {
-  constexpr float kNegligible = 20.0f;  // e^-20 of the likeliest, times a few thousand, is nothing
-  int64_t best = 0;
-  for (int64_t i = 1; i < num_listed; ++i)
-    if (logits[i] > logits[best]) best = i;
-  const bool has_escape = num_listed < static_cast<int64_t>(logits.size());
-  const float most = has_escape ? std::max(logits[best], logits.back()) : logits[best];
-  double sum = 0.0;
-  for (const float logit : logits)
-    if (logit > most - kNegligible) sum += std::exp(logit - most);
-  return {best, 1.0 / sum, has_escape && std::exp(logits.back() - most) > 0.5 * sum};
-}
-
 // One engine's threads and kernels, with the operations of paceline.backends.base.Backend.
 class Runtime {
  public:
@@ -131,7 +110,7 @@ class Runtime {
     const std::vector<float> biases = copy(bias);
     require(biases.empty() || static_cast<int>(biases.size()) == panels.num_outputs, "bias has another length");
     const nb::gil_scoped_release release;
-    multiply(weight, biases.empty() ? nullptr : biases.data(), x.data(), num_rows, out.data());
+    multiply(*kernels_, threads_, weight, biases.empty() ? nullptr : biases.data(), x.data(), num_rows, out.data());
   }
 
   void embedding(const Weight& table, Array<const int64_t, 1> token_ids, Array<float, 2> out) {
@@ -232,58 +211,26 @@ class Runtime {
                     kv_only);
   }
 
-  // Drafts greedily for one sequence, token after token; see paceline.model.native.NativeDrafting.
   std::vector<int64_t> draft(Decoder& decoder, const Weight& head, KVStore& store, Array<int16_t, 2> states,
                              std::vector<int64_t> token_ids, int64_t start, const std::vector<int32_t>& block_ids,
                              int block_size, Array<const int64_t, 1> listed, int max_tokens, const nb::object& rule) {
-    const int width = decoder.state_size(), num_listed = static_cast<int>(listed.shape(0));
-    const int num_logits = head.panels().num_outputs;
-    require(width > 0 && head.panels().num_inputs == width && static_cast<int>(states.shape(1)) == width,
-            "a draft head, its states and its vocabulary do not fit together");
-    require(num_logits == num_listed || num_logits == num_listed + 1, "the head has another vocabulary");
-    require(block_size > 0 && start >= 0 && !token_ids.empty() && max_tokens > 0 &&
-                start + static_cast<int64_t>(token_ids.size()) + max_tokens - 1 <=
-                    static_cast<int64_t>(block_ids.size()) * block_size,
-            "the block table is shorter than the draft");
-    for (const int32_t block : block_ids)
-      require(block >= 0 && (block + int64_t{1}) * block_size <= store.num_slots() &&
-                  (block + int64_t{1}) * block_size <= static_cast<int64_t>(states.shape(0)),
-              "a block is out of range");
-    const auto slot_of = [&](int64_t position) {
-      return static_cast<int64_t>(block_ids[position / block_size]) * block_size + position % block_size;
-    };
-    std::vector<int64_t> drafted, positions, slots;
-    std::vector<float> before, hidden, logits(num_logits);
-    while (true) {
-      const int n = static_cast<int>(token_ids.size());
-      positions.resize(n);
-      slots.resize(n);
-      before.assign(static_cast<size_t>(n) * width, 0.0f);
-      hidden.resize(static_cast<size_t>(n) * width);
-      for (int i = 0; i < n; ++i) {
-        positions[i] = start + i;
-        slots[i] = slot_of(start + i);
-        if (start + i > 0) load_state(states.data() + slot_of(start + i - 1) * width, before.data() + i * width, width);
-      }
-      Batch batch{n, positions.data(), slots.data(), {{0, n, static_cast<int>(start) + n, block_ids.data()}}, block_size};
-      decoder.check(token_ids.data(), batch, width, store);
-      {
-        const nb::gil_scoped_release release;
-        decoder.forward(*kernels_, threads_, store, token_ids.data(), before.data(), batch, hidden.data(), false);
-        const float* last = hidden.data() + static_cast<int64_t>(n - 1) * width;
-        store_state(last, states.data() + slots[n - 1] * width, width);
-        multiply(head, nullptr, last, 1, logits.data());
-      }
-      const Choice choice = choose(logits, num_listed);
-      if (!rule.is_none() && !nb::cast<bool>(rule.attr("keeps")(choice.confidence))) break;
-      if (choice.is_outside) break;
-      drafted.push_back(listed.data()[choice.likeliest]);
-      if (static_cast<int>(drafted.size()) == max_tokens) break;
-      if (!rule.is_none() && !nb::cast<bool>(rule.attr("wants_more")())) break;
-      start += n;
-      token_ids.assign(1, drafted.back());
+    require(static_cast<int>(states.shape(1)) == decoder.state_size(), "the states have another width");
+    DraftRule ends;
+    if (!rule.is_none()) {  // asked in between, while the lock is released for the rest
+      ends.keeps = [&](double confidence) {
+        const nb::gil_scoped_acquire acquire;
+        return nb::cast<bool>(rule.attr("keeps")(confidence));
+      };
+      ends.wants_more = [&] {
+        const nb::gil_scoped_acquire acquire;
+        return nb::cast<bool>(rule.attr("wants_more")());
+      };
     }
-    return drafted;
+    const DraftHead draft_head{decoder, head, {listed.data(), listed.data() + listed.shape(0)}, states.data(),
+                               static_cast<int64_t>(states.shape(0))};
+    const nb::gil_scoped_release release;
+    return draft_greedily(*kernels_, threads_, draft_head, store, std::move(token_ids), start, block_ids, block_size,
+                          max_tokens, ends);
   }
 
   int64_t read_weights(const Decoder& decoder) {
@@ -292,37 +239,6 @@ class Runtime {
   }
 
  private:
-  // The states of tokens are kept as float16; both ways round to nearest, ties to even, as torch does.
-  static void load_state(const int16_t* from, float* to, int width) {
-    for (int i = 0; i < width; ++i) {
-      _Float16 value;
-      __builtin_memcpy(&value, from + i, 2);
-      to[i] = static_cast<float>(value);
-    }
-  }
-  static void store_state(const float* from, int16_t* to, int width) {
-    for (int i = 0; i < width; ++i) {
-      const _Float16 value = static_cast<_Float16>(from[i]);
-      __builtin_memcpy(to + i, &value, 2);
-    }
-  }
-
-  void multiply(const Weight& weight, const float* bias, const float* x, int num_rows, float* out) {
-    const Panels& panels = weight.panels();
-    Scratch scratch;
-    const Rows rows = rows_for(weight, num_rows, scratch);
-    Stage preparing, multiplying;
-    threads_.run([&] {
-      share_rows(preparing, num_rows, panels.num_groups, threads_.count(), [&](int row, int first, int last) {
-        kernels_->prepare_row(x + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row, first,
-                              last);
-      });
-      share_ranges(multiplying, panels.num_panels(), threads_.count(), [&](int first, int last) {
-        kernels_->linear(panels, first, last, rows, num_rows, {out, panels.num_outputs, bias, false});
-      });
-    });
-  }
-
   // sequences: rows of (query_start, query_len, kv_len); block_tables [num_sequences, most blocks].
   static Batch make_batch(int num_tokens, const int64_t* positions, const int64_t* slots,
                           const Array<const int32_t, 2>& sequences, const Array<const int32_t, 2>& block_tables,

@@ -18,6 +18,7 @@ from paceline.backends.quantized import Weight
 from paceline.backends.torch_ref import TorchBackend
 from paceline.model.config import ModelConfig, expected_weights
 from paceline.model.decoder import Decoder
+from paceline.model.runner import HeadRunner
 from paceline.request import Request
 from paceline.spec.draft_model import DraftModelProposer
 from paceline.spec.proposer import Draft
@@ -131,7 +132,11 @@ def test_a_draft_in_one_call_is_one_token_by_token(
         with Engine(sharp_target, draft=trained_head, block_size=4, max_model_len=128) as engine:
             proposer = engine.core.ladder.proposers["model"]
             assert isinstance(proposer, DraftModelProposer)
-            monkeypatch.setattr(proposer._runner.decoder, "drafts_at_once", at_once)
+            runner = proposer._runner
+            assert isinstance(runner, HeadRunner)
+            assert runner.drafts_at_once
+            if not at_once:
+                monkeypatch.setattr(runner, "_drafting", None)
             propose = proposer.propose
 
             def recorded(

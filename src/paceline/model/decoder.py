@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paceline.backends.base import Backend, Linear
-from paceline.backends.kv_store import HiddenStore, KVStore
+from paceline.backends.kv_store import KVStore
 from paceline.backends.metadata import AttentionMetadata
 from paceline.backends.quantized import Weight, as_tensor, stack_rows
 from paceline.model.config import ModelConfig
@@ -36,8 +35,6 @@ class Decoder:
     ``weights`` holds the tensors of ``expected_weights(config)`` and is emptied as they are taken over, so that no
     weight is held twice for long. ``num_positions`` bounds the positions that will be asked for.
     """
-
-    drafts_at_once = False  # whether there is a :meth:`draft`
 
     def __init__(
         self, config: ModelConfig, weights: dict[str, Weight], backend: Backend, *, num_positions: int
@@ -87,27 +84,6 @@ class Decoder:
         for index in range(last):
             hidden = self._transform(index, hidden, cos, sin, store, metadata)
         self._project(last, hidden, cos, sin, store, metadata)
-
-    def draft(
-        self,
-        token_ids: Sequence[int],
-        start: int,
-        block_ids: Sequence[int],
-        store: KVStore,
-        states: HiddenStore,
-        *,
-        block_size: int,
-        listed: Tensor,
-        max_tokens: int,
-        rule: object | None,
-    ) -> list[int]:
-        """A head's greedy draft behind ``token_ids``, which stand from ``start`` on, in one call: in Python the way
-        from one token to the next takes longer than a head's weights.
-
-        ``listed`` [num_tokens] are the target ids of the logits, ``rule`` is a
-        :class:`~paceline.spec.proposer.StopRule`.
-        """
-        raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:

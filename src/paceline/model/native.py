@@ -26,8 +26,6 @@ class NativeDecoder(Decoder):
         BackendUnavailableError: heads larger, or more of them to one K/V head, than the kernels have room for.
     """
 
-    drafts_at_once = True
-
     def __init__(
         self, config: ModelConfig, weights: dict[str, Weight], backend: CpuBackend, *, num_positions: int
     ) -> None:
@@ -131,7 +129,7 @@ class NativeDecoder(Decoder):
         max_tokens: int,
         rule: object | None,
     ) -> list[int]:
-        """See :class:`Decoder`."""
+        """See :class:`~paceline.model.runner.DraftsAtOnce`."""
         assert isinstance(store, CpuKVStore)
         assert isinstance(self._head, CpuLinear)
         return self._runtime.draft(

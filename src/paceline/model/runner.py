@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -105,6 +106,31 @@ class ModelRunner:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
+@runtime_checkable
+class DraftsAtOnce(Protocol):
+    """A decoder that drafts from a head in one call: in Python the way from one token to the next takes longer than a
+    head's weights."""
+
+    def draft(
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        block_ids: Sequence[int],
+        store: KVStore,
+        states: HiddenStore,
+        *,
+        block_size: int,
+        listed: Tensor,
+        max_tokens: int,
+        rule: object | None,
+    ) -> list[int]:
+        """The greedy draft behind ``token_ids``, which stand from ``start`` on.
+
+        ``listed`` [num_tokens] are the target ids of the logits, ``rule`` is a
+        :class:`~paceline.spec.proposer.StopRule`.
+        """
+
+
 class HeadRunner(ModelRunner):
     """A draft head with its K/V store: each token is read together with the hidden state of the one before it.
 
@@ -118,6 +144,7 @@ class HeadRunner(ModelRunner):
     ) -> None:
         super().__init__(decoder, store, block_size=block_size, device=device)
         self._target_states = states
+        self._drafting = decoder if isinstance(decoder, DraftsAtOnce) else None
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[SequenceInput]) -> Tensor:
@@ -139,9 +166,15 @@ class HeadRunner(ModelRunner):
         states = self._states_before(batch.metadata)
         self.decoder.write_kv(batch.token_ids, batch.positions, self._store, batch.metadata, states)
 
+    @property
+    def drafts_at_once(self) -> bool:
+        """Whether there is a :meth:`draft`."""
+        return self._drafting is not None
+
     def draft(self, item: SequenceInput, listed: Tensor, max_tokens: int, rule: object | None) -> list[int]:
-        """See :meth:`Decoder.draft`; the K/V and states it leaves are those of :meth:`run`, token by token."""
-        return self.decoder.draft(
+        """See :class:`DraftsAtOnce`; the K/V and states it leaves are those of :meth:`run`, token by token."""
+        assert self._drafting is not None
+        return self._drafting.draft(
             item.token_ids,
             item.start,
             item.block_ids,

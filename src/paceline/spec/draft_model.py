@@ -140,7 +140,7 @@ class DraftModelProposer:
         params = request.params
         return (
             isinstance(self._runner, HeadRunner)
-            and self._runner.decoder.drafts_at_once
+            and self._runner.drafts_at_once
             and self._vocabulary is not None
             and params.is_greedy
             and not params.has_penalties

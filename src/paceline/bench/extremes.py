@@ -131,6 +131,7 @@ def _rate(timings: Sequence[Timing]) -> float:
 
 
 def _serve(engine: Engine, case: Case, speculation: Speculation) -> Timing:
+    engine.core.ladder.forget_answers()  # the same prompt was answered before
     started, num_before, output = time.perf_counter(), 0, None
     num_tokens = 0
     for delta in engine.stream(case.prompt, case.params, speculation=speculation, prediction=case.prediction):

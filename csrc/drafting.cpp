@@ -28,19 +28,40 @@ Choice choose(const std::vector<float>& logits, int64_t num_listed) {
   return {best, 1.0 / sum, has_escape && std::exp(logits.back() - most) > 0.5 * sum};
 }
 
-// Both ways round to nearest, ties to even, as torch does.
-void load_state(const int16_t* from, float* to, int width) {
-  for (int i = 0; i < width; ++i) {
-    _Float16 value;
-    std::memcpy(&value, from + i, sizeof(value));
-    to[i] = static_cast<float>(value);
+// float16 as torch rounds it: to nearest, ties to even. Not every compiler for x86 has a type for it.
+float from_half(uint16_t half) {
+  // A shifted half is the number times 2^-112 as a float; multiplying by 2^112 also normalises what is subnormal.
+  uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  value *= 0x1p112f;
+  return half & 0x8000 ? -value : value;
+}
+uint16_t to_half(float value) {
+  constexpr uint32_t kOverflow = 0x477ff000, kSmallestNormal = 0x38800000, kHalf = 0x3f000000;
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint32_t sign = bits >> 16 & 0x8000;
+  bits &= 0x7fffffff;
+  if (bits >= kOverflow) {
+    bits = 0x7c00;
+  } else if (bits < kSmallestNormal) {  // the sum with 0.5 is rounded where a subnormal half ends
+    float sum;
+    std::memcpy(&sum, &bits, sizeof(sum));
+    sum += 0.5f;
+    std::memcpy(&bits, &sum, sizeof(bits));
+    bits -= kHalf;
+  } else {
+    bits = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
   }
+  return static_cast<uint16_t>(sign | bits);
+}
+
+void load_state(const int16_t* from, float* to, int width) {
+  for (int i = 0; i < width; ++i) to[i] = from_half(static_cast<uint16_t>(from[i]));
 }
 void store_state(const float* from, int16_t* to, int width) {
-  for (int i = 0; i < width; ++i) {
-    const _Float16 value = static_cast<_Float16>(from[i]);
-    std::memcpy(to + i, &value, sizeof(value));
-  }
+  for (int i = 0; i < width; ++i) to[i] = static_cast<int16_t>(to_half(from[i]));
 }
 
 void require(bool holds, const char* what) {

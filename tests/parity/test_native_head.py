@@ -125,7 +125,7 @@ class Confidences:
 def test_a_draft_in_one_call_is_one_token_by_token(
     sharp_target: Path, trained_head: Path, instruction_set: str, num_kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens, confidences, the states and so all drafts to come: at every token of several answers, in turn."""
+    """Tokens and confidences, draft after draft of several answers."""
     monkeypatch.setenv("PACELINE_ISA", instruction_set)
     said: dict[bool, list[tuple[list[int], list[float]]]] = {True: [], False: []}
     for at_once in (True, False):

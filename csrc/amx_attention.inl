@@ -17,23 +17,6 @@ inline TileConfig make_attention_config(int depth, int num_rows) {
   return config;
 }
 
-// Two times 16 numbers to the nearest bf16, ties to even; what is below the normal numbers becomes 0.
-inline void store_operands(uint16_t* p, F low, F high) {
-  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high.v, low.v)));
-}
-
-// e^x for x <= 0, for a probability that is rounded to bf16 next: relative error below 6e-6, far below the rounding's.
-inline F soft_exp(F x) {
-  constexpr float kLn2 = 0.693147180559945309f;
-  const F n = nearest(mul(x, broadcast(kLog2E)));
-  const F r = fma(n, broadcast(-kLn2), x);
-  F p = broadcast(4.127635e-2f);
-  p = fma(p, r, broadcast(1.6753246e-1f));
-  p = fma(p, r, broadcast(0.50005101f));
-  p = fma(p, r, broadcast(1.0f));
-  return times_power(fma(p, r, broadcast(1.0f)), n);
-}
-
 // scores [rows, kChunk] of at most 32 rows q [rows, width] in bf16 against the keys of some tiles; each pair of these is
 // read once for both tiles of rows.
 inline void score_at_once(const Tile* tiles, int num_tiles, const uint16_t* q, int num_rows, int width, float* scores) {

@@ -146,7 +146,7 @@ void linear_in_tiles(const Panels& weight, int first, int last, const Rows& rows
       multiply_tile<R>(panel, step, codes, is_packed ? kGroup * kPanel : step, tile, rows.num_groups, work, product);
       for (int r = 0; r < R && row + r < num_rows; ++r) write_outputs(weight, p, row + r, product[r], out);
     }
-    if (row < num_rows) multiply_rest<kAmxRows - 1>(weight, p, rows, row, num_rows - row, out);
+    if (row < num_rows) multiply_rest<1, kAmxRows - 1>(weight, p, rows, row, num_rows - row, out);
   }
   _tile_release();
 }

@@ -36,11 +36,11 @@ void multiply(const Kernels& kernels, Threads& threads, const Weight& weight, co
   Scratch scratch;
   const Rows rows = rows_for(weight, num_rows, scratch);
   Stage preparing, multiplying;
-  threads.run([&] {
-    share_rows(preparing, num_rows, panels.num_groups, threads.count(), [&](int row, int first, int last) {
+  threads.run([&](int thread) {
+    share_rows(preparing, num_rows, panels.num_groups, threads.count(), thread, [&](int row, int first, int last) {
       kernels.prepare_row(x + static_cast<int64_t>(row) * panels.num_inputs, panels.num_inputs, rows, row, first, last);
     });
-    share_ranges(multiplying, panels.num_panels(), threads.count(), [&](int first, int last) {
+    share_ranges(multiplying, panels.num_panels(), threads.count(), thread, [&](int first, int last) {
       kernels.linear(panels, first, last, rows, num_rows, {out, panels.num_outputs, bias, false});
     });
   });
@@ -78,11 +78,11 @@ AttentionPlan::AttentionPlan(const Batch& batch, int num_heads, const KV& kv)
   accumulators_.resize(static_cast<size_t>(slot) * kMaxQueries * width_);
 }
 
-void AttentionPlan::attend(const Kernels& kernels, Stage& stage, const KV& kv, const float* q, int64_t stride,
+void AttentionPlan::attend(const Kernels& kernels, Stage& stage, int thread, const KV& kv, const float* q, int64_t stride,
                            int window) {
   std::vector<Partial> next(kMaxQueries);
   std::vector<float> next_accumulators(static_cast<size_t>(kMaxQueries) * width_);
-  stage.share(static_cast<int>(tasks_.size()), [&](int index) {
+  stage.share(static_cast<int>(tasks_.size()), thread, [&](int index) {
     const Task& task = tasks_[index];
     const Unit& unit = units_[task.unit];
     const Sequence& sequence = batch_.sequences[unit.sequence];
@@ -142,19 +142,19 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
   AttentionPlan plan(batch, shape_.num_heads, store.layer(0));
   const int num_threads = threads.count();
 
-  threads.run([&] {
+  threads.run([&](int thread) {
     std::vector<float> row_values(std::max({hidden_size, q_size, inner}));  // of the row at hand
     float* const values = row_values.data();
     Stage* stage = stages.data();  // the next one; every thread goes through all
     auto multiply = [&](const LinearLayer& linear, const Rows& input, float* out, int64_t stride, bool accumulate) {
       const Panels& panels = linear.weight->panels();
       const Output output{out, stride, linear.bias.empty() ? nullptr : linear.bias.data(), accumulate};
-      share_ranges(*stage++, panels.num_panels(), num_threads, [&](int first, int last) {
+      share_ranges(*stage++, panels.num_panels(), num_threads, thread, [&](int first, int last) {
         kernels.linear(panels, first, last, input, num_rows, output);
       });
     };
     auto norm_rows = [&](const std::vector<float>& weight, const Rows& normed) {
-      share_rows(*stage++, num_rows, normed.num_groups, num_threads, [&](int row, int first, int last) {
+      share_rows(*stage++, num_rows, normed.num_groups, num_threads, thread, [&](int row, int first, int last) {
         kernels.rms_norm(hidden + static_cast<int64_t>(row) * hidden_size, weight.data(), hidden_size,
                          shape_.rms_norm_eps, values);
         kernels.prepare_row(values, hidden_size, normed, row, first, last);
@@ -172,20 +172,20 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
     };
     // Shared by heads: slots side by side lie in the same cache lines, those of two heads never do.
     auto rotate_and_write_rows = [&](const Layer& layer, const KV& kv) {
-      share_ranges(*stage++, shape_.num_heads + 2 * shape_.num_kv_heads, num_threads, [&](int first, int last) {
+      share_ranges(*stage++, shape_.num_heads + 2 * shape_.num_kv_heads, num_threads, thread, [&](int first, int last) {
         for (int row = 0; row < num_rows; ++row)
           for (int head = first; head < last; ++head) rotate_and_write(layer, kv, row, head);
       });
     };
     auto merge_rows = [&](const Rows& attended) {
-      share_rows(*stage++, num_rows, attended.num_groups, num_threads, [&](int row, int first, int last) {
+      share_rows(*stage++, num_rows, attended.num_groups, num_threads, thread, [&](int row, int first, int last) {
         const int last_head = std::min(shape_.num_heads, (last * kGroup + head_dim - 1) / head_dim);
         plan.merge_row(kernels, row, first * kGroup / head_dim, last_head, values);
         kernels.prepare_row(values, q_size, attended, row, first, last);
       });
     };
     auto gate_rows = [&](const Rows& gated) {
-      share_rows(*stage++, num_rows, gated.num_groups, num_threads, [&](int row, int first, int last) {
+      share_rows(*stage++, num_rows, gated.num_groups, num_threads, thread, [&](int row, int first, int last) {
         const float* gate = gate_up + static_cast<int64_t>(row) * 2 * inner;
         const int start = first * kGroup, end = std::min(inner, last * kGroup);
         kernels.silu_gate(gate + start, gate + inner + start, end - start, values + start);
@@ -193,14 +193,14 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
       });
     };
 
-    share_ranges(*stage++, num_rows, num_threads, [&](int first, int last) {
+    share_ranges(*stage++, num_rows, num_threads, thread, [&](int first, int last) {
       for (int row = first; row < last; ++row)
         kernels.unpack_row(embedding_->panels(), static_cast<int>(token_ids[row]),
                            hidden + static_cast<int64_t>(row) * hidden_size);
     });
     if (state_projection_.weight) {
       const Rows prepared = rows_for(*state_projection_.weight, num_rows, rows_);
-      share_rows(*stage++, num_rows, prepared.num_groups, num_threads, [&](int row, int first, int last) {
+      share_rows(*stage++, num_rows, prepared.num_groups, num_threads, thread, [&](int row, int first, int last) {
         kernels.prepare_row(states + static_cast<int64_t>(row) * state_size(), state_size(), prepared, row, first, last);
       });
       multiply(state_projection_, prepared, hidden, hidden_size, true);
@@ -213,7 +213,7 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
       multiply(layer.qkv, normed, qkv, qkv_size, false);
       rotate_and_write_rows(layer, kv);
       if (kv_only && l + 1 == static_cast<int>(layers_.size())) return;
-      plan.attend(kernels, *stage++, kv, qkv, qkv_size, layer.window);
+      plan.attend(kernels, *stage++, thread, kv, qkv, qkv_size, layer.window);
       const Rows attended = rows_for(*layer.output.weight, num_rows, rows_);
       merge_rows(attended);
       multiply(layer.output, attended, hidden, hidden_size, true);
@@ -224,7 +224,7 @@ void Decoder::forward(const Kernels& kernels, Threads& threads, KVStore& store, 
       gate_rows(gated);
       multiply(layer.down, gated, hidden, hidden_size, true);
     }
-    share_ranges(*stage++, num_rows, num_threads, [&](int first, int last) {
+    share_ranges(*stage++, num_rows, num_threads, thread, [&](int first, int last) {
       for (int row = first; row < last; ++row) {
         float* x = hidden + static_cast<int64_t>(row) * hidden_size;
         kernels.rms_norm(x, norm_.data(), hidden_size, shape_.rms_norm_eps, x);
@@ -251,10 +251,10 @@ int64_t Decoder::read_weights(const Kernels& kernels, Threads& threads) const {
   if (state_projection_.weight) weights.push_back(state_projection_.weight.get());
   std::atomic<uint64_t> mixed{0};  // kept, so that no compiler finds the reading useless
   std::vector<Stage> stages(weights.size());
-  threads.run([&] {
+  threads.run([&](int thread) {
     for (size_t i = 0; i < weights.size(); ++i) {
       const int64_t bytes = weights[i]->panels().panel_bytes();
-      share_ranges(stages[i], weights[i]->panels().num_panels(), threads.count(), [&](int first, int last) {
+      share_ranges(stages[i], weights[i]->panels().num_panels(), threads.count(), thread, [&](int first, int last) {
         mixed ^= kernels.read(weights[i]->panels().data + first * bytes, (last - first) * bytes);
       });
     }

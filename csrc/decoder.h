@@ -58,10 +58,10 @@ Rows rows_for(const Weight& weight, int num_rows, Scratch& scratch);
 // Calls body(row, first, last) for num_rows rows with `num_groups` groups of inputs. A part is a tile of 16 rows, or, where
 // tiles are too few to go round, a range of the groups of its rows: no two parts write to one cache line.
 template <typename Body>
-void share_rows(Stage& stage, int num_rows, int num_groups, int num_threads, Body body) {
+void share_rows(Stage& stage, int num_rows, int num_groups, int num_threads, int thread, Body body) {
   const int num_tiles = (num_rows + kRowTile - 1) / kRowTile;
   const int num_ranges = num_tiles < 4 * num_threads ? std::min(num_threads, num_groups) : 1;
-  stage.share(num_tiles * num_ranges, [&](int part) {
+  stage.share(num_tiles * num_ranges, thread, [&](int part) {
     const int tile = part / num_ranges;
     const Part groups = part_of(num_groups, part % num_ranges, num_ranges);
     for (int row = tile * kRowTile; row < std::min(num_rows, (tile + 1) * kRowTile); ++row)
@@ -79,7 +79,7 @@ class AttentionPlan {
   AttentionPlan(const Batch& batch, int num_heads, const KV& kv);
 
   // Shared by threads, the one after the other: scores and weighted values, then each row's result.
-  void attend(const Kernels& kernels, Stage& stage, const KV& kv, const float* q, int64_t stride, int window);
+  void attend(const Kernels& kernels, Stage& stage, int thread, const KV& kv, const float* q, int64_t stride, int window);
   // Heads [first, last) of a row; out [heads, head_dim] is the whole row.
   void merge_row(const Kernels& kernels, int row, int first, int last, float* out);
 

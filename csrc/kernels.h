@@ -116,6 +116,7 @@ struct Kernels {
 };
 
 const Kernels* amx_kernels();
+const Kernels* avx512bf16_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* portable_kernels();

@@ -88,60 +88,90 @@ inline void add_nibbles(const uint8_t* codes, const int8_t* rows, int num_quads,
     for (int r = 0; r < R; ++r) pairs[r] = add_pairs(pairs[r], w, rows + kGroup * r + 4 * quad);
   }
 }
-template <int R, int Bits>
-inline void sum_group(const uint8_t* codes, const int8_t* rows, I* sums) {
+template <int P, int R, int Bits>
+inline void sum_group(const uint8_t* codes, int64_t, const int8_t* rows, I (*sums)[R]) {
+  static_assert(P == 1);
   I low[R], high[R];
   for (int r = 0; r < R; ++r) low[r] = high[r] = broadcast_int(0);
   if constexpr (Bits == 4) {
     add_nibbles<R, false>(codes, rows, 4, low);
     add_nibbles<R, true>(codes, rows + kGroup / 2, 4, low);
-    for (int r = 0; r < R; ++r) sums[r] = widen(low[r]);
+    for (int r = 0; r < R; ++r) sums[0][r] = widen(low[r]);
   } else {
     add_nibbles<R, false>(codes, rows, 8, low);
     add_nibbles<R, true>(codes, rows, 8, high);
-    for (int r = 0; r < R; ++r) sums[r] = add(widen(low[r]), times_16(widen(high[r])));
+    for (int r = 0; r < R; ++r) sums[0][r] = add(widen(low[r]), times_16(widen(high[r])));
   }
 }
 #else
-template <int R, int Bits>
-inline void sum_group(const uint8_t* codes, const int8_t* rows, I* sums) {
-  for (int r = 0; r < R; ++r) sums[r] = broadcast_int(0);
+template <int P, int R, int Bits>
+inline void sum_group(const uint8_t* codes, int64_t panel_bytes, const int8_t* rows, I (*sums)[R]) {
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[p][r] = broadcast_int(0);
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; ++quad) {
-    Codes w;
-    if constexpr (Bits == 8)
-      w = load_codes(codes + 64 * quad);
-    else
-      w = quad < 4 ? low_nibbles(codes + 64 * quad) : high_nibbles(codes + 64 * (quad - 4));
+    Codes w[P];
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      const uint8_t* of_panel = codes + p * panel_bytes;
+      if constexpr (Bits == 8)
+        w[p] = load_codes(of_panel + 64 * quad);
+      else
+        w[p] = quad < 4 ? low_nibbles(of_panel + 64 * quad) : high_nibbles(of_panel + 64 * (quad - 4));
+    }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r] = dot4(sums[r], w, rows + kGroup * r + 4 * quad);
+    for (int r = 0; r < R; ++r) {
+      const Quad x = load_quad(rows + kGroup * r + 4 * quad);
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) sums[p][r] = dot4(sums[p][r], w[p], x);
+    }
   }
 }
 #endif
 
-// One panel times R rows of a tile, from row `lane` on. The integer sums of a group are exact; groups are added in
-// ascending order.
-template <int R, int Bits>
-inline void multiply_quantised(const uint8_t* panel, const uint8_t* tile, int lane, int num_groups, F* out) {
-  F acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = broadcast(0.0f);
+// P panels side by side times R rows of a tile, from row `lane` on. The integer sums of a group are exact; groups are
+// added in ascending order.
+template <int P, int R, int Bits>
+inline void multiply_quantised(const uint8_t* panel, int64_t panel_bytes, const uint8_t* tile, int lane, int num_groups,
+                               F (*out)[R]) {
+  F acc[P][R];
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[p][r] = broadcast(0.0f);
+  const int64_t ahead = P == 1 ? kAhead : P * panel_bytes;
   for (int g = 0; g < num_groups; ++g) {
-    const F scale = load_half(reinterpret_cast<const uint16_t*>(panel));
-    const F minimum = load_half(reinterpret_cast<const uint16_t*>(panel) + kPanel);
-    panel += 4 * kPanel;
-    I sums[R];
-    sum_group<R, Bits>(panel, reinterpret_cast<const int8_t*>(tile) + lane * kGroup, sums);
+    const uint8_t* codes = panel + 4 * kPanel;
+    I sums[P][R];
+    sum_group<P, R, Bits>(codes, panel_bytes, reinterpret_cast<const int8_t*>(tile) + lane * kGroup, sums);
     const float* scales = reinterpret_cast<const float*>(tile + kRowTile * kGroup) + lane;
+    F scale[P], minimum[P];
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      const uint16_t* halves = reinterpret_cast<const uint16_t*>(panel + p * panel_bytes);
+      scale[p] = load_half(halves);
+      minimum[p] = load_half(halves + kPanel);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma(to_float(sums[r]), mul(scale, broadcast(scales[r])), acc[r]);
-      acc[r] = fma(minimum, broadcast(scales[kRowTile + r]), acc[r]);
+      const F row_scale = broadcast(scales[r]), row_sum = broadcast(scales[kRowTile + r]);
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) {
+        acc[p][r] = fma(to_float(sums[p][r]), mul(scale[p], row_scale), acc[p][r]);
+        acc[p][r] = fma(minimum[p], row_sum, acc[p][r]);
+      }
     }
-    panel += kGroup * kPanel * Bits / 8;
+    panel += 4 * kPanel + kGroup * kPanel * Bits / 8;
     tile += kRowTile * (kGroup + 8);
-    prefetch(panel + kAhead, 4 * kPanel + kGroup * kPanel * Bits / 8);
+    for (int p = 0; p < P; ++p)
+      prefetch(panel + p * panel_bytes + ahead, 4 * kPanel + kGroup * kPanel * Bits / 8);
   }
-  for (int r = 0; r < R; ++r) out[r] = acc[r];
+#pragma GCC unroll 2
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) out[p][r] = acc[p][r];
 }
 
 template <int R>
@@ -171,32 +201,43 @@ inline void write_outputs(const Panels& weight, int panel, int row, F product, c
   store_first(target, product, n);
 }
 
-template <int R>
-void multiply_panel(const Panels& weight, int panel, const Rows& rows, int first_row, const Output& out) {
+template <int P, int R>
+void multiply_panels(const Panels& weight, int panel, const Rows& rows, int first_row, const Output& out) {
   const uint8_t* data = weight.data + weight.panel_bytes() * panel;
   const uint8_t* tile = rows.data + rows.tile_bytes() * (first_row / kRowTile);
   const int lane = first_row % kRowTile;
-  F product[R];
+  F product[P][R];
   if (weight.format == Format::kInt4)
-    multiply_quantised<R, 4>(data, tile, lane, rows.num_groups, product);
+    multiply_quantised<P, R, 4>(data, weight.panel_bytes(), tile, lane, rows.num_groups, product);
   else if (weight.format == Format::kInt8)
-    multiply_quantised<R, 8>(data, tile, lane, rows.num_groups, product);
-  else if constexpr (R <= kMaxFloatRows)
-    multiply_bf16<R>(data, tile, lane, rows.num_groups, product);
-  else {
-    multiply_bf16<R / 2>(data, tile, lane, rows.num_groups, product);
-    multiply_bf16<R - R / 2>(data, tile, lane + R / 2, rows.num_groups, product + R / 2);
+    multiply_quantised<P, R, 8>(data, weight.panel_bytes(), tile, lane, rows.num_groups, product);
+  else if constexpr (P == 1 && R <= kMaxFloatRows)
+    multiply_bf16<R>(data, tile, lane, rows.num_groups, product[0]);
+  else if constexpr (P == 1) {
+    multiply_bf16<R / 2>(data, tile, lane, rows.num_groups, product[0]);
+    multiply_bf16<R - R / 2>(data, tile, lane + R / 2, rows.num_groups, product[0] + R / 2);
   }
-  for (int r = 0; r < R; ++r) write_outputs(weight, panel, first_row + r, product[r], out);
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) write_outputs(weight, panel + p, first_row + r, product[p][r], out);
 }
 
-template <int R>
+template <int P, int R>
 void multiply_rest(const Panels& weight, int panel, const Rows& rows, int first_row, int num_rows, const Output& out) {
   if constexpr (R > 0) {
     if (num_rows == R)
-      multiply_panel<R>(weight, panel, rows, first_row, out);
+      multiply_panels<P, R>(weight, panel, rows, first_row, out);
     else
-      multiply_rest<R - 1>(weight, panel, rows, first_row, num_rows, out);
+      multiply_rest<P, R - 1>(weight, panel, rows, first_row, num_rows, out);
+  }
+}
+
+// Panels [first, last), P at a time and R rows.
+template <int P, int R>
+void multiply_all(const Panels& weight, int first, int last, const Rows& rows, int num_rows, const Output& out) {
+  for (int panel = first; panel < last; panel += P) {
+    int row = 0;
+    for (; row + R <= num_rows; row += R) multiply_panels<P, R>(weight, panel, rows, row, out);
+    multiply_rest<P, R - 1>(weight, panel, rows, row, num_rows - row, out);
   }
 }
 
@@ -209,11 +250,16 @@ void linear(const Panels& weight, int first, int last, const Rows& rows, int num
   if (rows.is_quantised && num_rows >= kAmxRows)
     return linear_amx(weight, first, last, rows, num_rows, out);
 #endif
-  for (int panel = first; panel < last; ++panel) {
-    int row = 0;
-    for (; row + kMaxRows <= num_rows; row += kMaxRows) multiply_panel<kMaxRows>(weight, panel, rows, row, out);
-    multiply_rest<kMaxRows - 1>(weight, panel, rows, row, num_rows - row, out);
+  // Many rows are bound by arithmetic: two panels share what is read of a row. A few are bound by reading the weights,
+  // and one panel at a time reads them in their order.
+  if constexpr (kPairedRows > 0) {
+    if (rows.is_quantised && num_rows > kMaxRows) {
+      const int num_paired = (last - first) / 2 * 2;
+      multiply_all<2, kPairedRows>(weight, first, first + num_paired, rows, num_rows, out);
+      first += num_paired;
+    }
   }
+  multiply_all<1, kMaxRows>(weight, first, last, rows, num_rows, out);
 }
 
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
@@ -361,78 +407,16 @@ inline Tile find_tile(const KV& kv, int kv_head, const Sequence& sequence, int b
   return {scratch, values};
 }
 
-// Scores of R query rows against the 16 keys of a tile; q [R, kMaxHeadDim] is scaled already.
-template <int R>
-inline void score_tile(const uint16_t* keys, const float* q, int width, float* scores) {
-  F even[R], odd[R];
-  for (int r = 0; r < R; ++r) even[r] = odd[r] = broadcast(0.0f);
-  for (int d = 0; d < width; d += 2, keys += 2 * kTile) {
-    const F k_even = load_even_bf16(keys), k_odd = load_odd_bf16(keys);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      even[r] = fma(k_even, broadcast(q[r * kMaxHeadDim + d]), even[r]);
-      odd[r] = fma(k_odd, broadcast(q[r * kMaxHeadDim + d + 1]), odd[r]);
-    }
-  }
-  for (int r = 0; r < R; ++r) store(scores + r * kChunk, add(even[r], odd[r]));
-}
-
-// Adds probabilities [R, kChunk] times the values of `num_tiles` tiles to 16 of the head's dimensions.
-template <int R>
-inline void weigh_values(const Tile* tiles, int num_tiles, const float* probs, int width, int d, float* out) {
-  F even[R], odd[R];
-  for (int r = 0; r < R; ++r) even[r] = odd[r] = broadcast(0.0f);
-  for (int t = 0; t < num_tiles; ++t) {
-    const uint16_t* values = tiles[t].values + 2 * d;
-    for (int pair = 0; pair < kTile / 2; ++pair, values += 2 * width) {
-      const F v_even = load_even_bf16(values), v_odd = load_odd_bf16(values);
-      const float* p = probs + t * kTile + 2 * pair;
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        even[r] = fma(v_even, broadcast(p[r * kChunk]), even[r]);
-        odd[r] = fma(v_odd, broadcast(p[r * kChunk + 1]), odd[r]);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) store(out + r * width + d, add(even[r], odd[r]));
-}
-
-template <int R>
-void score_rows(const Tile* tiles, int num_tiles, const float* q, int num_rows, int width, float* scores) {
-  if constexpr (R > 0) {
-    if (num_rows < R) return score_rows<R - 1>(tiles, num_tiles, q, num_rows, width, scores);
-    for (int t = 0; t < num_tiles; ++t) score_tile<R>(tiles[t].keys, q, width, scores + t * kTile);
-    if (num_rows > R)
-      score_rows<R>(tiles, num_tiles, q + R * kMaxHeadDim, num_rows - R, width, scores + R * kChunk);
-  }
-}
-
-template <int R>
-void weigh_rows(const Tile* tiles, int num_tiles, const float* probs, int num_rows, int width, float* out) {
-  if constexpr (R > 0) {
-    if (num_rows < R) return weigh_rows<R - 1>(tiles, num_tiles, probs, num_rows, width, out);
-    for (int d = 0; d < width; d += kLanes) weigh_values<R>(tiles, num_tiles, probs, width, d, out);
-    if (num_rows > R) weigh_rows<R>(tiles, num_tiles, probs + R * kChunk, num_rows - R, width, out + R * width);
-  }
-}
-
-// What scores and weighted values are computed from: queries and probabilities as floats, or rounded for the tile unit.
+// What scores and weighted values are computed from: queries and probabilities as floats, or rounded to bf16.
+#if defined(__AVX512BF16__)
+#include "bf16_operands.inl"
 #if defined(__AMX_BF16__)
 #include "amx_attention.inl"
-using Operand = uint16_t;
 #else
-using Operand = float;
-inline F soft_exp(F x) { return exp_lanes(x); }
-inline void store_operands(Operand* p, F low, F high) {
-  store(p, low);
-  store(p + kLanes, high);
-}
-inline void score(const Tile* tiles, int num_tiles, const Operand* q, int num_rows, int width, float* scores) {
-  score_rows<kMaxFloatRows>(tiles, num_tiles, q, num_rows, width, scores);
-}
-inline void weigh(const Tile* tiles, int num_tiles, const Operand* probs, int num_rows, int width, float* out) {
-  weigh_rows<kMaxFloatRows>(tiles, num_tiles, probs, num_rows, width, out);
-}
+#include "bf16_attention.inl"
+#endif
+#else
+#include "float_attention.inl"
 #endif
 
 // Turns the scores of one row into e^(score - maximum), times the values' scales if there are any; positions outside

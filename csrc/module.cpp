@@ -46,6 +46,7 @@ std::vector<const Kernels*> usable_kernels() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
     if (may_use_amx()) found.push_back(amx_kernels());
+    if (__builtin_cpu_supports("avx512bf16")) found.push_back(avx512bf16_kernels());
     found.push_back(avx512_kernels());
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(avx2_kernels());
@@ -180,10 +181,10 @@ class Runtime {
     AttentionPlan plan(batch, num_heads, kv);
     Stage attending, merging;
     const nb::gil_scoped_release release;
-    threads_.run([&] {
+    threads_.run([&](int thread) {
       const int64_t width = static_cast<int64_t>(num_heads) * kv.head_dim;
-      plan.attend(*kernels_, attending, kv, q.data(), width, window);
-      share_ranges(merging, batch.num_tokens, threads_.count(), [&](int first, int last) {
+      plan.attend(*kernels_, attending, thread, kv, q.data(), width, window);
+      share_ranges(merging, batch.num_tokens, threads_.count(), thread, [&](int first, int last) {
         for (int row = first; row < last; ++row)
           plan.merge_row(*kernels_, row, 0, num_heads, out.data() + row * width);
       });

@@ -13,10 +13,13 @@ static constexpr int kLanes = 16;
 struct F { __m512 v; };
 struct I { __m512i v; };
 struct Codes { __m512i v; };  // 16 outputs x 4 unsigned bytes
-static constexpr int kMaxRows = 8;
+static constexpr int kMaxRows = 8;  // whose sums and totals stay in registers
+static constexpr int kPairedRows = 4;  // the same with two panels at a time; 0: too few registers
 static constexpr int kMaxFloatRows = 8;
 #if defined(__AMX_INT8__)
 static constexpr const char* kIsa = "amx";
+#elif defined(__AVX512BF16__)
+static constexpr const char* kIsa = "avx512bf16";
 #else
 static constexpr const char* kIsa = "avx512";
 #endif
@@ -59,11 +62,13 @@ inline Codes low_nibbles(const uint8_t* p) { return {_mm512_and_si512(_mm512_loa
 inline Codes high_nibbles(const uint8_t* p) {
   return {_mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15))};
 }
-inline I dot4(I sum, Codes w, const int8_t* x) {
+struct Quad { __m512i v; };  // four signed bytes, in every lane
+inline Quad load_quad(const int8_t* x) {
   int quad;
   __builtin_memcpy(&quad, x, 4);
-  return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(quad))};
+  return {_mm512_set1_epi32(quad)};
 }
+inline I dot4(I sum, Codes w, Quad x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
 
 #elif defined(__AVX2__)
 
@@ -71,6 +76,7 @@ struct F { __m256 a, b; };
 struct I { __m256i a, b; };
 struct Codes { __m256i a, b; };  // 16 outputs x 4 bytes
 static constexpr int kMaxRows = 4;
+static constexpr int kPairedRows = 0;
 static constexpr int kMaxFloatRows = 2;
 static constexpr const char* kIsa = "avx2";
 
@@ -164,6 +170,7 @@ struct F { float v[kLanes]; };
 struct I { int32_t v[kLanes]; };
 struct Codes { uint8_t v[64]; };
 static constexpr int kMaxRows = 2;
+static constexpr int kPairedRows = 0;
 static constexpr int kMaxFloatRows = 2;
 static constexpr const char* kIsa = "portable";
 
@@ -245,7 +252,9 @@ inline Codes high_nibbles(const uint8_t* p) {
   for (int i = 0; i < 64; ++i) r.v[i] = p[i] >> 4;
   return r;
 }
-inline I dot4(I sum, const Codes& w, const int8_t* x) {
+using Quad = const int8_t*;
+inline Quad load_quad(const int8_t* x) { return x; }
+inline I dot4(I sum, const Codes& w, Quad x) {
   for (int i = 0; i < kLanes; ++i)
     for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x[j];
   return sum;

@@ -39,7 +39,7 @@ void relax(int num_steps) {
 }
 
 Threads::Threads(int count) : owner_(getpid()), door_(kShut) {
-  for (int index = 1; index < count; ++index) workers_.emplace_back([this] { work(); });
+  for (int index = 1; index < count; ++index) workers_.emplace_back([this, index] { work(index); });
 }
 
 Threads::~Threads() {
@@ -54,23 +54,23 @@ Threads::~Threads() {
   for (auto& worker : workers_) worker.join();
 }
 
-void Threads::run(const std::function<void()>& body) {
+void Threads::run(const std::function<void(int)>& body) {
   const std::lock_guard<std::mutex> lock(one_caller_);
   const DefaultFloatMode mode;
   if (workers_.empty() || getpid() != owner_) {
-    body();
+    body(0);
     return;
   }
   body_ = &body;
   door_.fetch_and(~kShut, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
-  body();
+  body(0);
   door_.fetch_or(kShut, std::memory_order_relaxed);
   wait_until([&] { return door_.load(std::memory_order_acquire) == kShut; });
 }
 
-void Threads::work() {
+void Threads::work(int index) {
   uint32_t seen = 0;
   while (true) {
     for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) relax(spins);
@@ -80,7 +80,7 @@ void Threads::work() {
     const bool is_open = (door_.fetch_add(1, std::memory_order_acquire) & kShut) == 0;
     if (is_open) {
       const DefaultFloatMode mode;
-      (*body_)();
+      (*body_)(index);
     }
     door_.fetch_sub(1, std::memory_order_release);
   }

@@ -439,8 +439,8 @@ class AttentionCase:
         got = self.run(backend)
         # A score's rounding error grows with the score, and a probability changes by that much.
         bound = torch.full_like(got, 1e-5 * max(1.0, self.q_size))
-        if backend.runtime.instruction_set == "amx":
-            # The tile unit takes scaled queries in bf16, and probabilities: each of them, and with them the sum that
+        if backend.runtime.instruction_set in ("amx", "avx512bf16"):
+            # They take scaled queries in bf16, and probabilities: each of them, and with them the sum that
             # they are divided by, is off by up to 2^-9 of itself.
             scale = 1 / torch.tensor(self.shape.head_dim, dtype=torch.float32).sqrt()
             self.q = (self.q * scale).bfloat16().float() / scale

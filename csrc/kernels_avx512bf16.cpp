@@ -1,0 +1,5 @@
+#include "kernels.inl"
+
+namespace paceline {
+const Kernels* avx512bf16_kernels() { return &kKernels; }
+}  // namespace paceline

@@ -85,7 +85,7 @@ inline Part part_of(int total, int index, int count) {
 // Calls body(first, last) for ranges of [0, total): some more than there are threads, so that they end together.
 template <typename Body>
 void share_ranges(Stage& stage, int total, int num_threads, int thread, Body body) {
-  const int num_parts = std::min(total, 4 * num_threads);
+  const int num_parts = std::min(total, 2 * num_threads);
   stage.share(num_parts, thread, [&](int part) {
     const Part range = part_of(total, part, num_parts);
     body(range.first, range.last);

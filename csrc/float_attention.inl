@@ -13,12 +13,14 @@ inline void score_tile(const uint16_t* keys, const float* q, int width, float* s
   F even[R], odd[R];
   for (int r = 0; r < R; ++r) even[r] = odd[r] = broadcast(0.0f);
   for (int d = 0; d < width; d += 2, keys += 2 * kTile) {
-    const F k_even = load_even_bf16(keys), k_odd = load_odd_bf16(keys);
+    const F k_even = load_even_bf16(keys);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      even[r] = fma(k_even, broadcast(q[r * kMaxHeadDim + d]), even[r]);
-      odd[r] = fma(k_odd, broadcast(q[r * kMaxHeadDim + d + 1]), odd[r]);
-    }
+    for (int r = 0; r < R; ++r) even[r] = fma(k_even, broadcast(q[r * kMaxHeadDim + d]), even[r]);
+    keep_order();
+    const F k_odd = load_odd_bf16(keys);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) odd[r] = fma(k_odd, broadcast(q[r * kMaxHeadDim + d + 1]), odd[r]);
+    keep_order();
   }
   for (int r = 0; r < R; ++r) store(scores + r * kChunk, add(even[r], odd[r]));
 }
@@ -31,13 +33,15 @@ inline void weigh_values(const Tile* tiles, int num_tiles, const float* probs, i
   for (int t = 0; t < num_tiles; ++t) {
     const uint16_t* values = tiles[t].values + 2 * d;
     for (int pair = 0; pair < kTile / 2; ++pair, values += 2 * width) {
-      const F v_even = load_even_bf16(values), v_odd = load_odd_bf16(values);
       const float* p = probs + t * kTile + 2 * pair;
+      const F v_even = load_even_bf16(values);
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        even[r] = fma(v_even, broadcast(p[r * kChunk]), even[r]);
-        odd[r] = fma(v_odd, broadcast(p[r * kChunk + 1]), odd[r]);
-      }
+      for (int r = 0; r < R; ++r) even[r] = fma(v_even, broadcast(p[r * kChunk]), even[r]);
+      keep_order();
+      const F v_odd = load_odd_bf16(values);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) odd[r] = fma(v_odd, broadcast(p[r * kChunk + 1]), odd[r]);
+      keep_order();
     }
   }
   for (int r = 0; r < R; ++r) store(out + r * width + d, add(even[r], odd[r]));

@@ -81,7 +81,7 @@ inline void prefetch(const void* start, int64_t num_bytes) {
 // below 32 * 15 * 128 / 2 there. Codes of 8 bits are two nibbles.
 template <int R, bool IsHigh>
 inline void add_nibbles(const uint8_t* codes, const int8_t* rows, int num_quads, I* pairs) {
-#pragma GCC unroll 1  // else all products are made before one is added, in more registers than there are
+#pragma GCC unroll 8
   for (int quad = 0; quad < num_quads; ++quad) {
     const Codes w = IsHigh ? high_nibbles(codes + 64 * quad) : low_nibbles(codes + 64 * quad);
 #pragma GCC unroll 4
@@ -96,11 +96,11 @@ inline void sum_group(const uint8_t* codes, int64_t, const int8_t* rows, I (*sum
   if constexpr (Bits == 4) {
     add_nibbles<R, false>(codes, rows, 4, low);
     add_nibbles<R, true>(codes, rows + kGroup / 2, 4, low);
-    for (int r = 0; r < R; ++r) sums[0][r] = widen(low[r]);
+    for (int r = 0; r < R; ++r) sums[0][r] = widen(low[r], 1);
   } else {
     add_nibbles<R, false>(codes, rows, 8, low);
     add_nibbles<R, true>(codes, rows, 8, high);
-    for (int r = 0; r < R; ++r) sums[0][r] = add(widen(low[r]), times_16(widen(high[r])));
+    for (int r = 0; r < R; ++r) sums[0][r] = add(widen(low[r], 1), widen(high[r], 16));
   }
 }
 #else

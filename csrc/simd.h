@@ -77,7 +77,7 @@ struct I { __m256i a, b; };
 struct Codes { __m256i a, b; };  // 16 outputs x 4 bytes
 static constexpr int kMaxRows = 4;
 static constexpr int kPairedRows = 0;
-static constexpr int kMaxFloatRows = 2;
+static constexpr int kMaxFloatRows = 3;
 static constexpr const char* kIsa = "avx2";
 
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -158,11 +158,11 @@ inline I add_pairs(I sum, const Codes& w, const int8_t* x) {
   asm volatile("" : "+x"(sum.a), "+x"(sum.b));
   return sum;
 }
-inline I widen(I pairs) {
-  const __m256i one = _mm256_set1_epi16(1);
-  return {_mm256_madd_epi16(pairs.a, one), _mm256_madd_epi16(pairs.b, one)};
+// Sums of neighbours, times a number of at most 16 bits.
+inline I widen(I pairs, int factor) {
+  const __m256i times = _mm256_set1_epi16(static_cast<short>(factor));
+  return {_mm256_madd_epi16(pairs.a, times), _mm256_madd_epi16(pairs.b, times)};
 }
-inline I times_16(I x) { return {_mm256_slli_epi32(x.a, 4), _mm256_slli_epi32(x.b, 4)}; }
 
 #else  // portable C++
 
@@ -259,6 +259,13 @@ inline I dot4(I sum, const Codes& w, Quad x) {
     for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x[j];
   return sum;
 }
+#endif
+
+// No load moves across it: sixteen registers hold what one half of a loop needs, not both.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+inline void keep_order() { asm volatile("" ::: "memory"); }
+#else
+inline void keep_order() {}
 #endif
 
 #if !defined(__AVX512VNNI__)

@@ -82,7 +82,7 @@ inline Part part_of(int total, int index, int count) {
           static_cast<int>(static_cast<int64_t>(total) * (index + 1) / count)};
 }
 
-// Calls body(first, last) for ranges of [0, total): some more than there are threads, so that they end together.
+// Calls body(first, last) for ranges of [0, total), two for each thread, so that threads end together.
 template <typename Body>
 void share_ranges(Stage& stage, int total, int num_threads, int thread, Body body) {
   const int num_parts = std::min(total, 2 * num_threads);
